@@ -1,0 +1,71 @@
+# Needs Python 3.11 or newer and make; everything else is installed into .venv at the versions of constraints.txt.
+# Another interpreter: make PYTHON=python3.12 test. More test processes: make JOBS=8 test.
+
+PYTHON ?= python3
+JOBS ?= 2
+PYTEST_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+# The wheel of pyright is pinned: do not ask the network whether there is a newer one.
+export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help venv demo test test-slow lint format bench-paper lock clean
+
+help:
+	@echo "make demo         fit the demonstration models, write curvi-demo/"
+	@echo "make test         run the fast tests"
+	@echo "make test-slow    run the tests marked slow"
+	@echo "make lint         ruff check, ruff format --check, pyright"
+	@echo "make format       apply ruff's fixes and formatting"
+	@echo "make bench-paper  run benchmarks/paper.py"
+	@echo "make lock         write constraints.txt anew from pyproject.toml (LOCK_ARGS=--upgrade: newest versions)"
+	@echo "make clean        remove .venv, caches and build outputs"
+
+venv: $(STAMP)
+
+# The build backend goes in first, so that it is the pinned one that builds the package.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "curvi needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1). Try make PYTHON=python3.12"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt hatchling editables
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable ".[dev]"
+	@touch $@
+
+demo: $(STAMP)
+	$(BIN)/curvi demo
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -n $(JOBS) $(PYTEST_ARGS)
+
+test-slow: $(STAMP)
+	$(BIN)/python -m pytest -n $(JOBS) -m slow $(PYTEST_ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench-paper: $(STAMP)
+	$(BIN)/python benchmarks/paper.py
+
+# One file for every Python from 3.11 on: a version that all of them can install wins over a newer one.
+lock: $(STAMP)
+	$(BIN)/python -m pip install --quiet uv
+	UV_CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/uv pip compile --quiet --universal --python-version 3.11 \
+	  --fork-strategy fewest --all-extras --no-emit-index-url --no-emit-find-links $(LOCK_ARGS) \
+	  --no-emit-package curvi --output-file constraints.txt pyproject.toml
+
+clean:
+	rm -rf $(VENV) build dist site curvi-demo .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

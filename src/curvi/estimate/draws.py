@@ -1,0 +1,105 @@
+"""Draws from q: independent, antithetic, or scrambled Sobol points.
+
+Dependent draws cover the space better, but a leave-one-out baseline is unbiased only if what it averages is independent of the draw it is
+used for. So every kind says in `unit` how many consecutive draws depend on one another: a unit is left out as a whole.
+"""
+
+import functools
+import math
+from abc import abstractmethod
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy.stats import qmc
+
+from curvi.family import MeanField
+
+_SOBOL_DIMENSIONS = 21_201  # SciPy's direction numbers (Joe and Kuo, 2008) end here
+
+
+class Draws(eqx.Module):
+    """A way to draw `num_draws` points from q, in working coordinates, with a leading axis."""
+
+    @abstractmethod
+    def sample(self, q: MeanField, key, num_draws: int):
+        """The draws."""
+
+    @abstractmethod
+    def unit(self, q: MeanField, num_draws: int) -> int:
+        """How many consecutive draws form one independent unit."""
+
+    def check(self, q: MeanField, num_draws: int) -> None:
+        if num_draws < 1:
+            raise ValueError(f"num_draws must be at least 1; got {num_draws}")
+        if num_draws % (unit := self.unit(q, num_draws)) != 0:
+            raise ValueError(f"{type(self).__name__} draws come in units of {unit}; num_draws = {num_draws} is not a multiple")
+
+
+class Independent(Draws):
+    """Independent draws."""
+
+    def sample(self, q, key, num_draws):
+        return jax.vmap(q.sample)(jax.random.split(key, num_draws))
+
+    def unit(self, q, num_draws):
+        return 1
+
+
+class Antithetic(Draws):
+    """Pairs (u, 1 - u) of uniform points: for a normal factor, noise of both signs."""
+
+    def sample(self, q, key, num_draws):
+        u = _uniform(key, (num_draws // 2, q.num_uniforms), q.params.dtype)
+        pairs = jnp.stack([u, 1 - u], 1).reshape(-1, q.num_uniforms)
+        return jax.vmap(q.from_uniform)(pairs)
+
+    def unit(self, q, num_draws):
+        return 2
+
+
+class Sobol(Draws):
+    """Scrambled Sobol points in `num_scrambles` independent scrambles; beyond 21,201 dimensions, antithetic pairs.
+
+    The net is scrambled once by SciPy (random linear matrices) and shifted digitally by the key, independently for each scramble: given the net,
+    every point is uniform and different scrambles are independent, at the price of one exclusive-or.
+    """
+
+    num_scrambles: int = eqx.field(static=True, default=4)
+
+    def sample(self, q, key, num_draws):
+        if q.num_uniforms > _SOBOL_DIMENSIONS:
+            return Antithetic().sample(q, key, num_draws)
+        net = jnp.asarray(sobol_net(num_draws // self.num_scrambles, q.num_uniforms))
+        shifts = jax.random.bits(key, (self.num_scrambles, 1, q.num_uniforms), jnp.uint32)
+        bits = (net[None] ^ shifts).reshape(-1, q.num_uniforms)
+        return jax.vmap(q.from_uniform)(_bits_to_unit(bits, q.params.dtype))
+
+    def unit(self, q, num_draws):
+        return 2 if q.num_uniforms > _SOBOL_DIMENSIONS else max(1, num_draws // self.num_scrambles)
+
+    def check(self, q, num_draws):
+        if num_draws % self.num_scrambles != 0:
+            raise ValueError(f"num_draws = {num_draws} must be a multiple of num_scrambles = {self.num_scrambles}")
+        super().check(q, num_draws)
+
+
+@functools.lru_cache(maxsize=8)
+def sobol_net(num_points: int, dimension: int, seed: int = 0) -> np.ndarray:
+    """A scrambled Sobol net as 32-bit integers, (num_points, dimension)."""
+    engine = qmc.Sobol(dimension, scramble=True, bits=32, rng=np.random.default_rng(seed))
+    # Drawn up to the next power of two, where the net is balanced, and cut.
+    points = engine.random(2 ** math.ceil(math.log2(max(num_points, 1))))[:num_points]
+    return np.floor(points * 2.0**32).astype(np.uint64).astype(np.uint32)
+
+
+def _bits_to_unit(bits, dtype):
+    """Uniform numbers in the open unit interval. Single precision keeps 23 bits, centred, so that neither end is reached."""
+    if jnp.finfo(dtype).bits >= 64:
+        return (bits.astype(dtype) + 0.5) * 2.0**-32
+    return ((bits >> 9).astype(dtype) + 0.5) * 2.0**-23
+
+
+def _uniform(key, shape, dtype):
+    return _bits_to_unit(jax.random.bits(key, shape, jnp.uint32), dtype)

@@ -1,0 +1,11 @@
+"""The factors that a mean field may be built of."""
+
+from curvi.family.continuous import Beta as Beta
+from curvi.family.continuous import Dirichlet as Dirichlet
+from curvi.family.continuous import Gamma as Gamma
+from curvi.family.continuous import LogNormal as LogNormal
+from curvi.family.continuous import Normal as Normal
+from curvi.family.continuous import StudentT as StudentT
+from curvi.family.discrete import Bernoulli as Bernoulli
+from curvi.family.discrete import Categorical as Categorical
+from curvi.family.discrete import Poisson as Poisson

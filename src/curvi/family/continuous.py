@@ -1,0 +1,258 @@
+"""Continuous factors: Normal, LogNormal, Student-t, Gamma, Beta, Dirichlet.
+
+Positive quantities are parameterised by their logarithms. Fisher information under gamma = log a is F_gamma = a F_a a.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from jax.scipy.special import betaln, digamma, gammaln, ndtri, polygamma
+
+from curvi import support as supports
+from curvi.family.factor import Factor
+from curvi.family.quantile import continuous_quantile
+
+_LOG_2PI_E = 2.8378770664093453  # log(2 pi e)
+_START_LOG_SCALE = -2.0  # small enough that exponential links stay finite, large enough to feel curvature
+_START_CONCENTRATION = 10.0
+
+
+def _rows(*rows):
+    """Stack scalars-per-factor into (n, k, k) blocks."""
+    return jnp.stack([jnp.stack(row, -1) for row in rows], -2)
+
+
+def _trigamma(x):
+    return polygamma(1, x)
+
+
+def _location_scale_start(value):
+    return jnp.stack([value, jnp.full_like(value, _START_LOG_SCALE)], -1)
+
+
+def _normal_score(params, z):
+    e = (z - params[..., 0]) * jnp.exp(-params[..., 1])
+    return jnp.stack([e * jnp.exp(-params[..., 1]), e * e - 1], -1)
+
+
+def _normal_hessian(params, z):
+    inverse = jnp.exp(-params[..., 1])
+    e = (z - params[..., 0]) * inverse
+    cross = -2 * e * inverse
+    return _rows((jnp.broadcast_to(-(inverse**2), cross.shape), cross), (cross, -2 * e * e))
+
+
+def _normal_fisher(params):
+    zero = jnp.zeros_like(params[..., 0])
+    return _rows((jnp.exp(-2 * params[..., 1]), zero), (zero, zero + 2))
+
+
+@dataclasses.dataclass(frozen=True)
+class Normal(Factor):
+    """Normal(mu, sigma), gamma = (mu, log sigma). On a constrained latent it is pushed through numpyro's `biject_to`."""
+
+    num_params = 2
+    real_line = True
+    reparameterised = True
+
+    def resolve(self, support, shape):
+        return self if not supports.is_discrete(support) else None
+
+    def distribution(self, params):
+        return dist.Normal(params[..., 0], jnp.exp(params[..., 1]))
+
+    def entropy(self, params):
+        return params[..., 1] + 0.5 * _LOG_2PI_E
+
+    fisher = staticmethod(_normal_fisher)
+    score = staticmethod(_normal_score)
+    hessian = staticmethod(_normal_hessian)
+    start = staticmethod(_location_scale_start)
+
+    def from_normal(self, params, noise):
+        return params[..., 0] + jnp.exp(params[..., 1]) * noise
+
+    def from_uniform(self, params, u):
+        return self.from_normal(params, ndtri(u[..., 0]))
+
+
+@dataclasses.dataclass(frozen=True)
+class LogNormal(Factor):
+    """exp of a Normal(mu, sigma), on a positive latent itself; gamma = (mu, log sigma)."""
+
+    num_params = 2
+    reparameterised = True
+
+    def resolve(self, support, shape):
+        return self if supports.is_positive(support) else None
+
+    def distribution(self, params):
+        return dist.LogNormal(params[..., 0], jnp.exp(params[..., 1]))
+
+    def entropy(self, params):
+        return params[..., 0] + params[..., 1] + 0.5 * _LOG_2PI_E
+
+    fisher = staticmethod(_normal_fisher)
+
+    def score(self, params, x):
+        return _normal_score(params, jnp.log(x))
+
+    def hessian(self, params, x):
+        return _normal_hessian(params, jnp.log(x))
+
+    def start(self, value):
+        return _location_scale_start(jnp.log(value))
+
+    def from_normal(self, params, noise):
+        return jnp.exp(params[..., 0] + jnp.exp(params[..., 1]) * noise)
+
+    def from_uniform(self, params, u):
+        return self.from_normal(params, ndtri(u[..., 0]))
+
+
+@dataclasses.dataclass(frozen=True)
+class StudentT(Factor):
+    """Student-t(df, mu, sigma) with gamma = (mu, log sigma, log(df - 4)).
+
+    Degrees of freedom stay above 4, so that the fourth moment exists: the estimate of the Hessian, a mean of products of scores with
+    log densities that grow like squares, then has a variance.
+    """
+
+    num_params = 3
+    real_line = True
+
+    def resolve(self, support, shape):
+        return self if not supports.is_discrete(support) else None
+
+    def distribution(self, params):
+        return dist.StudentT(4 + jnp.exp(params[..., 2]), params[..., 0], jnp.exp(params[..., 1]))
+
+    def entropy(self, params):
+        df = 4 + jnp.exp(params[..., 2])
+        half, more = df / 2, (df + 1) / 2
+        return more * (digamma(more) - digamma(half)) + 0.5 * jnp.log(df) + betaln(half, jnp.full_like(half, 0.5)) + params[..., 1]
+
+    def fisher(self, params):
+        """Lange, Little and Taylor (1989), appendix B, in the unconstrained parameters."""
+        above = jnp.exp(params[..., 2])
+        df = 4 + above
+        zero = jnp.zeros_like(df)
+        location = (df + 1) / (df + 3) * jnp.exp(-2 * params[..., 1])
+        scale = 2 * df / (df + 3)
+        cross = -2 / ((df + 1) * (df + 3)) * above
+        tail = (_trigamma(df / 2) - _trigamma((df + 1) / 2)) / 4 - (df + 5) / (2 * df * (df + 1) * (df + 3))
+        return _rows((location, zero, zero), (zero, scale, cross), (zero, cross, tail * above**2))
+
+    def start(self, value):
+        return jnp.concatenate([_location_scale_start(value), jnp.full((*value.shape, 1), 1.0, value.dtype)], -1)
+
+    def from_uniform(self, params, u):
+        return continuous_quantile(self.distribution(params).cdf, jnp.sinh, u[..., 0], -60.0, 60.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Gamma(Factor):
+    """Gamma(shape a, rate b), gamma = (log a, log b), on a positive latent."""
+
+    num_params = 2
+
+    def resolve(self, support, shape):
+        return self if supports.is_positive(support) else None
+
+    def distribution(self, params):
+        return dist.Gamma(jnp.exp(params[..., 0]), jnp.exp(params[..., 1]))
+
+    def entropy(self, params):
+        a = jnp.exp(params[..., 0])
+        return a - params[..., 1] + gammaln(a) + (1 - a) * digamma(a)
+
+    def fisher(self, params):
+        a = jnp.exp(params[..., 0])
+        return _rows((a * a * _trigamma(a), -a), (-a, a))
+
+    def start(self, value):
+        shape = jnp.full_like(value, jnp.log(_START_CONCENTRATION))
+        return jnp.stack([shape, shape - jnp.log(value)], -1)
+
+    def from_uniform(self, params, u):
+        return continuous_quantile(self.distribution(params).cdf, jnp.exp, u[..., 0], -80.0, 80.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Beta(Factor):
+    """Beta(a, b), gamma = (log a, log b), on the unit interval."""
+
+    num_params = 2
+
+    def resolve(self, support, shape):
+        return self if supports.is_unit_interval(support) else None
+
+    def distribution(self, params):
+        return dist.Beta(jnp.exp(params[..., 0]), jnp.exp(params[..., 1]))
+
+    def entropy(self, params):
+        a, b = jnp.exp(params[..., 0]), jnp.exp(params[..., 1])
+        return betaln(a, b) - (a - 1) * digamma(a) - (b - 1) * digamma(b) + (a + b - 2) * digamma(a + b)
+
+    def fisher(self, params):
+        a, b = jnp.exp(params[..., 0]), jnp.exp(params[..., 1])
+        both = _trigamma(a + b)
+        cross = -a * b * both
+        return _rows((a * a * (_trigamma(a) - both), cross), (cross, b * b * (_trigamma(b) - both)))
+
+    def start(self, value):
+        return jnp.stack([jnp.log(_START_CONCENTRATION * value), jnp.log(_START_CONCENTRATION * (1 - value))], -1)
+
+    def from_uniform(self, params, u):
+        return continuous_quantile(self.distribution(params).cdf, jax.nn.sigmoid, u[..., 0], -80.0, 40.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Dirichlet(Factor):
+    """Dirichlet(a_1, ..., a_K), gamma = log a, on a simplex. K is read off the latent's last axis."""
+
+    size: int | None = None
+
+    @property
+    def num_params(self):
+        return _known(self.size)
+
+    @property
+    def event_shape(self):
+        return (_known(self.size),)
+
+    @property
+    def num_uniforms(self):
+        return _known(self.size)
+
+    def resolve(self, support, shape):
+        return Dirichlet(shape[-1]) if supports.is_simplex(support) else None
+
+    def distribution(self, params):
+        return dist.Dirichlet(jnp.exp(params))
+
+    def entropy(self, params):
+        a = jnp.exp(params)
+        total = a.sum(-1)
+        log_normaliser = gammaln(a).sum(-1) - gammaln(total)
+        return log_normaliser + (total - a.shape[-1]) * digamma(total) - ((a - 1) * digamma(a)).sum(-1)
+
+    def fisher(self, params):
+        a = jnp.exp(params)
+        diagonal = jax.vmap(jnp.diag)(a * a * _trigamma(a))
+        return diagonal - a[..., :, None] * a[..., None, :] * _trigamma(a.sum(-1))[..., None, None]
+
+    def start(self, value):
+        return jnp.log(_START_CONCENTRATION * value)
+
+    def from_uniform(self, params, u):
+        gammas = continuous_quantile(dist.Gamma(jnp.exp(params), jnp.ones_like(params)).cdf, jnp.exp, u, -80.0, 80.0)
+        return gammas / gammas.sum(-1, keepdims=True)
+
+
+def _known(size: int | None) -> int:
+    if size is None:
+        raise ValueError("the size of this factor is not known yet; it is read off the latent when a MeanField is made")
+    return size

@@ -1,0 +1,106 @@
+"""What a factor of a factorised q must know of itself.
+
+A factor q_i(x | gamma_i) has k real, unconstrained parameters gamma_i, so that every Newton step is admissible. Its author writes
+`distribution` (a numpyro distribution), `entropy`, `fisher` and the start; the score s and the Hessian block D come by automatic
+differentiation of the log density unless a closed form is cheaper to compile. All methods take parameters of shape (n, k) and one draw
+of shape (n, *event_shape): n equal factors at once; many draws are a `vmap` away.
+"""
+
+import dataclasses
+from abc import ABC, abstractmethod
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+from numpyro.distributions import Distribution
+
+from curvi.support import describe
+
+
+@dataclasses.dataclass(frozen=True)
+class Factor(ABC):
+    """One kind of factor; instances hold no arrays and compare by value, so that equal factors share one vectorised group."""
+
+    @property
+    @abstractmethod
+    def num_params(self) -> int:
+        """Number of unconstrained parameters k."""
+
+    @property
+    def event_shape(self) -> tuple[int, ...]:
+        """Shape of one draw."""
+        return ()
+
+    @property
+    def num_uniforms(self) -> int:
+        """How many uniform numbers `from_uniform` turns into one draw."""
+        return 1
+
+    @property
+    def real_line(self) -> bool:
+        """Whether the factor lives on the real line, and so may be pushed through a bijection to a constrained latent."""
+        return False
+
+    @property
+    def reparameterised(self) -> bool:
+        """Whether a draw is a twice differentiable function of the parameters and of standard normal noise (`from_normal`)."""
+        return False
+
+    @abstractmethod
+    def resolve(self, support, shape: tuple[int, ...]) -> "Factor | None":
+        """This factor made concrete for a latent with `support` and `shape` (a categorical learns its K); None if it does not fit."""
+
+    @abstractmethod
+    def distribution(self, params: Float[Array, "n k"]) -> Distribution:
+        """The numpyro distribution with these parameters, batch shape (n,)."""
+
+    @abstractmethod
+    def entropy(self, params: Float[Array, "n k"]) -> Float[Array, " n"]:
+        """Differential (or Shannon) entropy of each factor."""
+
+    @abstractmethod
+    def fisher(self, params: Float[Array, "n k"]) -> Float[Array, "n k k"]:
+        """Fisher information of each factor in its unconstrained parameters, F = E[s s'] = -E[D]."""
+
+    @abstractmethod
+    def start(self, value: Float[Array, "n ..."]) -> Float[Array, "n k"]:
+        """Parameters of a moderately concentrated factor near `value`."""
+
+    @abstractmethod
+    def from_uniform(self, params: Float[Array, "n k"], u: Float[Array, "n u"]) -> Array:
+        """A draw from uniform numbers by inverse distribution functions (antithetic and quasi-random draws)."""
+
+    def from_normal(self, params: Float[Array, "n k"], noise: Float[Array, " n"]) -> Float[Array, " n"]:
+        """A draw as a smooth function of the parameters and standard normal noise; only where `reparameterised`."""
+        raise NotImplementedError(f"{self} has no twice differentiable reparameterisation")
+
+    def sample(self, key, params):
+        """One independent draw of each factor."""
+        return self.distribution(params).sample(key)
+
+    def log_prob(self, params, x) -> Float[Array, " n"]:
+        return self.distribution(params).log_prob(x)
+
+    def score(self, params, x) -> Float[Array, "n k"]:
+        """s = d ln q / d gamma. The factors are independent, so one reverse pass over their sum serves all."""
+        return jax.grad(lambda p: jnp.sum(self.log_prob(p, x)))(params)
+
+    def hessian(self, params, x) -> Float[Array, "n k k"]:
+        """D = d^2 ln q / d gamma^2, one k x k block a factor, never a d x d array (paper, equation 9)."""
+
+        def one(p, value):
+            return self.log_prob(p[None], value[None])[0]
+
+        return jax.vmap(jax.hessian(one))(params, x)
+
+    def mean(self, params) -> Array:
+        return self.distribution(params).mean
+
+    def variance(self, params) -> Array:
+        return self.distribution(params).variance
+
+    def misfit(self, name: str, support) -> ValueError:
+        return ValueError(
+            f"factor {type(self).__name__} does not fit latent '{name}', whose support is {describe(support)}; "
+            f"leave it out of `factors` to get the default for that support, or choose another of curvi.factors"
+        )

@@ -1,0 +1,84 @@
+"""Reading numpyro constraints: which values a latent may take, and in which words to speak of them."""
+
+import math
+
+import jax.numpy as jnp
+from numpyro.distributions import constraints
+
+_INDEPENDENT = type(constraints.independent(constraints.real, 1))
+
+
+def elementwise(support):
+    """The constraint on one element, with the wrapper that marks event dimensions removed."""
+    while isinstance(support, _INDEPENDENT):
+        support = support.base_constraint
+    return support
+
+
+def is_discrete(support) -> bool:
+    return bool(elementwise(support).is_discrete)
+
+
+def is_boolean(support) -> bool:
+    return isinstance(elementwise(support), type(constraints.boolean))
+
+
+def integer_range(support) -> tuple[int, int] | None:
+    """The smallest and the largest value of a bounded integer support, None for any other."""
+    base = elementwise(support)
+    if isinstance(base, type(constraints.integer_interval(0, 1))):
+        lowest, highest = jnp.asarray(base.lower_bound), jnp.asarray(base.upper_bound)
+        if lowest.ndim == highest.ndim == 0:
+            return int(lowest), int(highest)
+    return None
+
+
+def is_count(support) -> bool:
+    base = elementwise(support)
+    return isinstance(base, type(constraints.integer_greater_than(0))) and jnp.ndim(base.lower_bound) == 0 == base.lower_bound
+
+
+def is_simplex(support) -> bool:
+    return isinstance(elementwise(support), type(constraints.simplex))
+
+
+def bounds(support) -> tuple[float, float] | None:
+    """Lower and upper end of a continuous elementwise support, None where it has no such form."""
+    base = elementwise(support)
+    if base.is_discrete or base.event_dim > 0:
+        return None
+    if isinstance(base, type(constraints.real)):
+        return -math.inf, math.inf
+    lower, upper = getattr(base, "lower_bound", None), getattr(base, "upper_bound", None)
+    if lower is None and upper is None:
+        return None
+    ends = [jnp.asarray(-math.inf if lower is None else lower), jnp.asarray(math.inf if upper is None else upper)]
+    if any(end.ndim for end in ends):
+        return None
+    return float(ends[0]), float(ends[1])
+
+
+def is_positive(support) -> bool:
+    return bounds(support) == (0.0, math.inf)
+
+
+def is_unit_interval(support) -> bool:
+    return bounds(support) == (0.0, 1.0)
+
+
+def is_real(support) -> bool:
+    return isinstance(elementwise(support), type(constraints.real))
+
+
+def describe(support) -> str:
+    """A short name of a constraint for messages."""
+    base = elementwise(support)
+    if is_positive(base):
+        return "positive"
+    if is_unit_interval(base):
+        return "unit interval"
+    if (whole := integer_range(base)) is not None:
+        return f"integers {whole[0]} to {whole[1]}"
+    if is_count(base):
+        return "counts (0, 1, 2, ...)"
+    return type(base).__name__.lstrip("_").lower()

@@ -2,7 +2,7 @@
 
 import math
 
-import jax.numpy as jnp
+import numpy as np
 from numpyro.distributions import constraints
 
 _INDEPENDENT = type(constraints.independent(constraints.real, 1))
@@ -27,7 +27,7 @@ def integer_range(support) -> tuple[int, int] | None:
     """The smallest and the largest value of a bounded integer support, None for any other."""
     base = elementwise(support)
     if isinstance(base, type(constraints.integer_interval(0, 1))):
-        lowest, highest = jnp.asarray(base.lower_bound), jnp.asarray(base.upper_bound)
+        lowest, highest = np.asarray(base.lower_bound), np.asarray(base.upper_bound)
         if lowest.ndim == highest.ndim == 0:
             return int(lowest), int(highest)
     return None
@@ -35,7 +35,7 @@ def integer_range(support) -> tuple[int, int] | None:
 
 def is_count(support) -> bool:
     base = elementwise(support)
-    return isinstance(base, type(constraints.integer_greater_than(0))) and jnp.ndim(base.lower_bound) == 0 == base.lower_bound
+    return isinstance(base, type(constraints.integer_greater_than(0))) and np.ndim(base.lower_bound) == 0 == base.lower_bound
 
 
 def is_simplex(support) -> bool:
@@ -52,7 +52,7 @@ def bounds(support) -> tuple[float, float] | None:
     lower, upper = getattr(base, "lower_bound", None), getattr(base, "upper_bound", None)
     if lower is None and upper is None:
         return None
-    ends = [jnp.asarray(-math.inf if lower is None else lower), jnp.asarray(math.inf if upper is None else upper)]
+    ends = [np.asarray(-math.inf if lower is None else lower), np.asarray(math.inf if upper is None else upper)]
     if any(end.ndim for end in ends):
         return None
     return float(ends[0]), float(ends[1])

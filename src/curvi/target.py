@@ -90,7 +90,7 @@ class Target(AbstractTarget):
         self.latents, self.init = read_latents(init, supports)
         self.order = check_order(order)
         self.function = trace(log_density, self.init, "log_density")
-        self.outputs = outputs
+        self.outputs = trace_outputs(outputs, self.init)
 
     def batch(self, key):
         return self.function
@@ -132,13 +132,16 @@ class MinibatchTarget(AbstractTarget):
     def __init__(self, log_prior, log_likelihood_row, data, batch_size, init, supports=None, order=2, *, outputs=None):
         self.latents, self.init = read_latents(init, supports)
         self.order = check_order(order)
-        self.outputs = outputs
+        self.outputs = trace_outputs(outputs, self.init)
         self.data = jax.tree.map(jnp.asarray, data)
         self.num_rows = _count_rows(self.data)
-        if not isinstance(batch_size, int) or not 1 <= batch_size <= self.num_rows:
-            raise ValueError(f"batch_size must be an integer from 1 to the number of rows, {self.num_rows}; got {batch_size!r}")
-        self.batch_size = batch_size
-        row = jax.tree.map(lambda leaf: leaf[0], self.data)
+        whole = isinstance(batch_size, int | np.integer) and not isinstance(batch_size, bool)
+        if not whole or not 1 <= batch_size <= self.num_rows:
+            raise ValueError(
+                f"batch_size must be an integer from 1 to the number of rows, {self.num_rows}; got {batch_size!r}"
+            )
+        self.batch_size = int(batch_size)
+        row = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), self.data)
         self.prior = trace(log_prior, self.init, "log_prior")
         self.likelihood_row = trace(log_likelihood_row, self.init, "log_likelihood_row", row)
 
@@ -160,7 +163,7 @@ class MinibatchTarget(AbstractTarget):
 
 
 def _choose_rows(key, num_rows: int, batch_size: int):
-    """Indices of a batch without replacement. A full permutation where it is cheap; else a random start in a random affine order."""
+    """Indices of a batch without replacement; all rows in order if the batch holds them all."""
     if batch_size == num_rows:
         return jnp.arange(num_rows)
     return jax.random.choice(key, num_rows, (batch_size,), replace=False)
@@ -170,7 +173,7 @@ def trace(function, init, name: str, *more):
     """`function` traced once on abstract values like `init`, checked to return one real number."""
     if not callable(function):
         raise ValueError(f"{name} must be a function of a dict of latents; got {type(function).__name__}")
-    traced = eqx.filter_closure_convert(function, init, *more)
+    traced = _convert(function, init, *more)
     out = jax.eval_shape(traced, init, *more)
     leaves = jax.tree.leaves(out)
     if len(leaves) != 1 or leaves[0].shape != ():
@@ -184,6 +187,27 @@ def trace(function, init, name: str, *more):
     return traced
 
 
+def trace_outputs(outputs, init):
+    """`outputs` traced once on abstract values like `init`, checked to return a dict; None stays None."""
+    if outputs is None:
+        return None
+    if not callable(outputs):
+        raise ValueError(f"outputs must be a function of a dict of latents; got {type(outputs).__name__}")
+    traced = _convert(outputs, init)
+    if not isinstance(out := jax.eval_shape(traced, init), dict):
+        raise ValueError(f"outputs must return a dict of arrays by name; it returned {type(out).__name__}")
+    return traced
+
+
+def _convert(function, *examples):
+    """The traced form of `function`: a pytree whose leaves are the arrays that it uses beside its arguments."""
+    # The lambda always has a closure. A function that has none equinox leaves untraced, to be called again
+    # at every use, with the arrays of its module as constants.
+    traced = eqx.filter_closure_convert(lambda *args: function(*args), *examples)
+    # numpy arrays stay on the host when they are captured: put them on the device once.
+    return eqx.tree_at(lambda t: t.consts, traced, [jax.device_put(const) for const in traced.consts])
+
+
 def read_latents(init, supports) -> tuple[tuple[Latent, ...], dict[str, Array]]:
     """Latents and start values from `init` and `supports`, with every mismatch named."""
     if not isinstance(init, Mapping) or not init:
@@ -195,57 +219,98 @@ def read_latents(init, supports) -> tuple[tuple[Latent, ...], dict[str, Array]]:
     for name, raw in init.items():
         if not isinstance(name, str):
             raise ValueError(f"latent names must be strings; got {name!r}")
-        value = jnp.asarray(raw)
         support = supports.get(name, constraints.real)
         if not isinstance(support, constraints.Constraint):
             raise ValueError(f"the support of '{name}' must be a numpyro constraint; got {support!r}")
-        discrete = supports_of.is_discrete(support)
-        if discrete:
-            value = value.astype(jnp.int32)
-        elif not jnp.issubdtype(value.dtype, jnp.floating):
-            value = value.astype(jnp.result_type(float))
-        if value.size == 0:
-            raise ValueError(f"latent '{name}' is empty (shape {value.shape}); leave it out")
-        if not bool(jnp.all(jnp.isfinite(value))):
-            raise ValueError(f"init of latent '{name}' is not finite; give a finite start")
-        if not bool(jnp.all(support(value))):
-            raise ValueError(
-                f"init of latent '{name}' lies outside its support ({supports_of.describe(support)}): "
-                f"{_shorten(value)}; give a start inside, or correct the support"
-            )
+        value = _read_value(name, raw, support)
         values[name] = value
         latents.append(Latent(name, tuple(value.shape), np.dtype(value.dtype), support))
     return tuple(latents), values
 
 
+def _read_value(name: str, raw, support) -> Array:
+    """The start of one latent as an array of the dtype of its computation, checked to lie in the support.
+
+    The checks are numpy's: on JAX arrays each would compile a program of its own.
+    """
+    value = np.asarray(raw)
+    if not any(jnp.issubdtype(value.dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_)):
+        raise ValueError(
+            f"init of latent '{name}' must be an array of real numbers; got {type(raw).__name__} of {value.dtype}"
+        )
+    if value.size == 0:
+        raise ValueError(f"latent '{name}' is empty (shape {value.shape}); leave it out")
+    if not np.all(np.isfinite(value)):
+        raise ValueError(f"init of latent '{name}' is not finite; give a finite start")
+    if value.ndim < support.event_dim:
+        raise ValueError(
+            f"init of latent '{name}' has {value.ndim} axes; its support ({supports_of.describe(support)}) "
+            f"needs at least {support.event_dim}"
+        )
+    # Checked before the cast to integers, which would round 0.7 to a valid 0.
+    if not np.all(supports_of.elementwise(support)(value)):
+        raise ValueError(
+            f"init of latent '{name}' lies outside its support ({supports_of.describe(support)}): "
+            f"{_shorten(value)}; give a start inside, or correct the support"
+        )
+    if supports_of.is_discrete(support):
+        return jnp.asarray(value, jnp.int32)
+    # An explicit dtype: a Python number would else be weakly typed and give way to the dtype of the data.
+    own = jnp.issubdtype(value.dtype, jnp.floating) and not isinstance(raw, float)
+    return jnp.asarray(value, jax.dtypes.canonicalize_dtype(value.dtype) if own else jnp.result_type(float))
+
+
 def check_order(order) -> int:
-    if order not in (0, 1, 2):
+    if order not in (0, 1, 2) or isinstance(order, bool):
         raise ValueError(f"order must be 0, 1 or 2 (how often the log density may be differentiated); got {order!r}")
     return int(order)
 
 
-def check_scale(target: MinibatchTarget, key, num_batches: int = 64, num_errors: float = 6.0) -> None:
-    """Raise ValueError unless batch log densities average to the full-data one at the start.
+def check_scale(target: AbstractTarget, key, num_batches=64, num_errors=6.0, *, log_density=None) -> None:
+    """Raise ValueError unless batches average to the full log density at the start, and that is `log_density`.
 
-    A log_likelihood_row that already carries a factor N/B, or that returns a mean, shows here before a fit is spent on it.
+    Parameters
+    ----------
+    target
+        The target whose batches are checked.
+    key
+        Chooses the batches.
+    num_batches, num_errors
+        How many batches are averaged, and how many standard errors their mean may lie off.
+    log_density
+        The whole log density as one function of the dict of latents, constants included. A
+        log_likelihood_row that carries a factor N/B itself, or returns a mean, changes the batches and the
+        sum over all rows alike: only this reference can show it.
     """
     batches = jax.random.split(key, num_batches)
-    full, values = _scale_values(target, batches)
-    full, values = float(full), np.asarray(values)
-    spread = float(values.std(ddof=1)) / math.sqrt(num_batches)
-    rounding = 100 * float(jnp.finfo(values.dtype).eps) * abs(full)
-    if np.all(np.isfinite(values)) and math.isfinite(full) and abs(values.mean() - full) > num_errors * spread + rounding:
+    reference = None if log_density is None else trace(log_density, target.init, "log_density")
+    full, expected, values = (np.asarray(out) for out in _scale_values(target, reference, batches))
+    if not (np.isfinite(full) and np.isfinite(expected) and np.all(np.isfinite(values))):
         raise ValueError(
-            f"minibatch scale: batches of {target.batch_size} rows average to a log density of {values.mean():.6g} "
-            f"(standard error {spread:.2g}), all {target.num_rows} rows give {full:.6g}. log_likelihood_row must return the log "
-            "likelihood of one row, without any N/B factor."
+            "minibatch scale: the log density is not finite at the start, so its scale cannot be checked; "
+            "give another init"
+        )
+    spread = float(values.std(ddof=1)) / math.sqrt(num_batches)
+    rounding = 100 * float(jnp.finfo(values.dtype).eps) * abs(float(full))
+    if abs(values.mean() - full) > num_errors * spread + rounding:
+        raise ValueError(
+            f"minibatch scale: batches average to a log density of {values.mean():.6g} (standard error "
+            f"{spread:.2g}), all rows give {full:.6g}. A batch must be scaled by the number of rows over the "
+            "batch size, exactly once."
+        )
+    if abs(full - expected) > rounding:
+        raise ValueError(
+            f"minibatch scale: the prior and all rows sum to a log density of {full:.6g}, log_density gives "
+            f"{expected:.6g}. log_likelihood_row must return the log likelihood of one row, without any N/B "
+            "factor, and no mean."
         )
 
 
 @eqx.filter_jit
-def _scale_values(target, batches):
+def _scale_values(target, reference, batches):
     full = target.full()(target.init)
-    return full, jax.lax.map(lambda key: target.batch(key)(target.init), batches)
+    expected = full if reference is None else reference(target.init)
+    return full, expected, jax.lax.map(lambda key: target.batch(key)(target.init), batches)
 
 
 def _count_rows(data) -> int:

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from curvi.curvature.blocks import BlockDiagonal, BlockFactor
+from curvi.curvature.small import matmul
 
 
 class Operator(eqx.Module):
@@ -66,7 +67,7 @@ class DenseMatrix(Operator):
         return self.matrix.shape[0]
 
     def mv(self, v):
-        return self.matrix @ v
+        return matmul(self.matrix, v)
 
     def scale(self, factor):
         return DenseMatrix(factor * self.matrix)
@@ -92,17 +93,14 @@ class BlockLowRank(Operator):
     def __check_init__(self):
         size, shape, count = self.diagonal.size, self.vectors.shape, self.weights.shape[-1]
         if shape[-2:] != (count, size):
-            raise ValueError(
-                f"vectors of shape {shape} with blocks of total size {size} and {count} weights: "
-                "pass vectors of shape (S, P), one row per weight and one column per parameter"
-            )
+            raise ValueError(f"vectors, blocks, weights: expected (S, P), P, S; got {shape}, {size}, {count}")
 
     @property
     def size(self) -> int:
         return self.vectors.shape[1]
 
     def mv(self, v):
-        return self.diagonal.mv(v) + (self.weights * (self.vectors @ v)) @ self.vectors
+        return self.diagonal.mv(v) + matmul(self.weights * matmul(self.vectors, v), self.vectors)
 
     def scale(self, factor):
         return BlockLowRank(self.diagonal.scale(factor), self.vectors, factor * self.weights)
@@ -114,7 +112,7 @@ class BlockLowRank(Operator):
         return BlockLowRank(self.diagonal.whiten(factor), jax.vmap(factor.solve)(self.vectors), self.weights)
 
     def dense(self):
-        return self.diagonal.dense() + (self.vectors.T * self.weights) @ self.vectors
+        return self.diagonal.dense() + matmul(self.vectors.T * self.weights, self.vectors)
 
 
 class MatrixFree(Operator):

@@ -1,8 +1,14 @@
 """Factorisations and solves of batches of small matrices, shape (n, k, k), one per factor of q."""
 
+from functools import partial
+
+import jax
 import jax.numpy as jnp
 import jax.scipy.linalg as jsl
 from jaxtyping import Array
+
+# A GPU may round float32 factors to ten bits (TF32) unless asked not to, which ruins a solve and hides it.
+matmul = partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
 
 # Factors have one to a handful of parameters. For up to four the elimination is written out over the batch:
 # LAPACK called once per 2 x 2 block costs a hundred times more than the arithmetic.

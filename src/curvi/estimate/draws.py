@@ -12,6 +12,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.scipy.special import ndtri
 from scipy.stats import qmc
 
 from curvi.family import MeanField
@@ -25,6 +26,10 @@ class Draws(eqx.Module):
     @abstractmethod
     def sample(self, q: MeanField, key, num_draws: int):
         """The draws."""
+
+    @abstractmethod
+    def noise(self, q: MeanField, key, num_draws: int):
+        """Standard normal noise for reparameterised draws, one row a draw."""
 
     @abstractmethod
     def unit(self, q: MeanField, num_draws: int) -> int:
@@ -43,6 +48,9 @@ class Independent(Draws):
     def sample(self, q, key, num_draws):
         return jax.vmap(q.sample)(jax.random.split(key, num_draws))
 
+    def noise(self, q, key, num_draws):
+        return jax.random.normal(key, (num_draws, q.num_factors), q.params.dtype)
+
     def unit(self, q, num_draws):
         return 1
 
@@ -51,9 +59,13 @@ class Antithetic(Draws):
     """Pairs (u, 1 - u) of uniform points: for a normal factor, noise of both signs."""
 
     def sample(self, q, key, num_draws):
-        u = _uniform(key, (num_draws // 2, q.num_uniforms), q.params.dtype)
+        u = _bits_to_unit(jax.random.bits(key, (num_draws // 2, q.num_uniforms), jnp.uint32), q.params.dtype)
         pairs = jnp.stack([u, 1 - u], 1).reshape(-1, q.num_uniforms)
         return jax.vmap(q.from_uniform)(pairs)
+
+    def noise(self, q, key, num_draws):
+        half = jax.random.normal(key, (num_draws // 2, q.num_factors), q.params.dtype)
+        return jnp.stack([half, -half], 1).reshape(-1, q.num_factors)
 
     def unit(self, q, num_draws):
         return 2
@@ -71,10 +83,17 @@ class Sobol(Draws):
     def sample(self, q, key, num_draws):
         if q.num_uniforms > _SOBOL_DIMENSIONS:
             return Antithetic().sample(q, key, num_draws)
-        net = jnp.asarray(sobol_net(num_draws // self.num_scrambles, q.num_uniforms))
-        shifts = jax.random.bits(key, (self.num_scrambles, 1, q.num_uniforms), jnp.uint32)
-        bits = (net[None] ^ shifts).reshape(-1, q.num_uniforms)
-        return jax.vmap(q.from_uniform)(_bits_to_unit(bits, q.params.dtype))
+        return jax.vmap(q.from_uniform)(self._points(q.num_uniforms, key, num_draws, q.params.dtype))
+
+    def noise(self, q, key, num_draws):
+        if q.num_factors > _SOBOL_DIMENSIONS:
+            return Antithetic().noise(q, key, num_draws)
+        return ndtri(self._points(q.num_factors, key, num_draws, q.params.dtype))
+
+    def _points(self, dimension, key, num_draws, dtype):
+        net = jnp.asarray(sobol_net(num_draws // self.num_scrambles, dimension))
+        shifts = jax.random.bits(key, (self.num_scrambles, 1, dimension), jnp.uint32)
+        return _bits_to_unit((net[None] ^ shifts).reshape(-1, dimension), dtype)
 
     def unit(self, q, num_draws):
         return 2 if q.num_uniforms > _SOBOL_DIMENSIONS else max(1, num_draws // self.num_scrambles)
@@ -100,6 +119,3 @@ def _bits_to_unit(bits, dtype):
         return (bits.astype(dtype) + 0.5) * 2.0**-32
     return ((bits >> 9).astype(dtype) + 0.5) * 2.0**-23
 
-
-def _uniform(key, shape, dtype):
-    return _bits_to_unit(jax.random.bits(key, shape, jnp.uint32), dtype)

@@ -44,6 +44,8 @@ class LocalModel(eqx.Module):
         K independent estimates of the gradient whose mean is `grad`; their spread is its noise. K = 1 says that the noise is not known.
     log_ratios
         ln p - ln q of the draws behind `value`.
+    curvature_halves
+        Two independent estimates of the curvature from half the draws each, or None where it has no noise worth the trouble.
     counts
         Calls spent on this model.
     calls_per_product
@@ -58,6 +60,7 @@ class LocalModel(eqx.Module):
     group_grads: Float[Array, "K P"]
     log_ratios: Float[Array, " S"]
     counts: Counts
+    curvature_halves: tuple[Operator, Operator] | None = None
     calls_per_product: int = eqx.field(static=True, default=0)
 
     def finite(self):

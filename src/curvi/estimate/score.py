@@ -152,6 +152,7 @@ class AnchoredScore(eqx.Module):
         fisher = q.fisher()
         scores = jax.vmap(q.score)(sample.x)
         weights = left_out_weights(sample.log_p - sample.log_q, sample.unit, sample.batches)
+        halves = _half_curvatures(q, fisher, sample, scores, weights)
         diagonal = weighted_hessian(q, sample.x, weights).add(fisher.scale(-1.0))
         curvature = BlockLowRank(diagonal, scores, weights)
 
@@ -169,8 +170,23 @@ class AnchoredScore(eqx.Module):
         group_grads = _group_means(terms, groups)
         value_se = jnp.sqrt(variance_of_mean(_group_means(ratios, groups)))
         return LocalModel(
-            ratios.mean(), value_se, group_grads.mean(0), curvature, fisher, group_grads, ratios, counts
+            ratios.mean(), value_se, group_grads.mean(0), curvature, fisher, group_grads, ratios, counts, halves
         )
+
+
+def _half_curvatures(q, fisher, sample: Sample, scores, weights):
+    """Two nearly independent estimates of the Hessian, one from each half of the draws; None with a single unit a half."""
+    num_units = sample.size // sample.unit
+    if num_units < 4:
+        return None
+    cut = sample.unit * (num_units // 2)
+
+    def half(part, share):
+        w = weights[part] * (sample.size / share)
+        x = jax.tree.map(lambda leaf: leaf[part], sample.x)
+        return BlockLowRank(weighted_hessian(q, x, w).add(fisher.scale(-1.0)), scores[part], w)
+
+    return half(slice(0, cut), cut), half(slice(cut, None), sample.size - cut)
 
 
 def fresh_hessians(estimator: PaperScore | AnchoredScore, target: AbstractTarget, q: MeanField, mean, num_draws: int) -> Sampled:

@@ -8,9 +8,10 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
-from jax.scipy.special import betaln, digamma, gammaln, ndtri, polygamma
+from jax.scipy.special import digamma, gammaln, ndtri, polygamma
 
 from curvi import support as supports
+from curvi.family import student_t
 from curvi.family.factor import Factor
 from curvi.family.quantile import continuous_quantile
 
@@ -129,10 +130,12 @@ class StudentT(Factor):
     def distribution(self, params):
         return dist.StudentT(4 + jnp.exp(params[..., 2]), params[..., 0], jnp.exp(params[..., 1]))
 
+    def log_prob(self, params, x):
+        df, z = 4 + jnp.exp(params[..., 2]), (x - params[..., 0]) * jnp.exp(-params[..., 1])
+        return -params[..., 1] - student_t.log_normaliser(df) - (df + 1) / 2 * jnp.log1p(z * z / df)
+
     def entropy(self, params):
-        df = 4 + jnp.exp(params[..., 2])
-        half, more = df / 2, (df + 1) / 2
-        return more * (digamma(more) - digamma(half)) + 0.5 * jnp.log(df) + betaln(half, jnp.full_like(half, 0.5)) + params[..., 1]
+        return student_t.standard_entropy(4 + jnp.exp(params[..., 2])) + params[..., 1]
 
     def fisher(self, params):
         """Lange, Little and Taylor (1989), appendix B, in the unconstrained parameters."""
@@ -142,8 +145,8 @@ class StudentT(Factor):
         location = (df + 1) / (df + 3) * jnp.exp(-2 * params[..., 1])
         scale = 2 * df / (df + 3)
         cross = -2 / ((df + 1) * (df + 3)) * above
-        tail = (_trigamma(df / 2) - _trigamma((df + 1) / 2)) / 4 - (df + 5) / (2 * df * (df + 1) * (df + 3))
-        return _rows((location, zero, zero), (zero, scale, cross), (zero, cross, tail * above**2))
+        tail = student_t.tail_information(df) * above**2
+        return _rows((location, zero, zero), (zero, scale, cross), (zero, cross, tail))
 
     def start(self, value):
         return jnp.concatenate([_location_scale_start(value), jnp.full((*value.shape, 1), 1.0, value.dtype)], -1)
@@ -194,7 +197,8 @@ class Beta(Factor):
 
     def entropy(self, params):
         a, b = jnp.exp(params[..., 0]), jnp.exp(params[..., 1])
-        return betaln(a, b) - (a - 1) * digamma(a) - (b - 1) * digamma(b) + (a + b - 2) * digamma(a + b)
+        log_normaliser = gammaln(a) + gammaln(b) - gammaln(a + b)
+        return log_normaliser - (a - 1) * digamma(a) - (b - 1) * digamma(b) + (a + b - 2) * digamma(a + b)
 
     def fisher(self, params):
         a, b = jnp.exp(params[..., 0]), jnp.exp(params[..., 1])

@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
-from jax.scipy.special import gammaln, xlogy
+from jax.scipy.special import gammaln
 
 from curvi import support as supports
 from curvi.family.continuous import _known
@@ -122,7 +122,7 @@ class Categorical(Factor):
 class Poisson(Factor):
     """Poisson(rate), gamma = log rate, on counts.
 
-    The entropy has no closed form. Up to `_SWITCH` it is the sum over 0 ... `_TERMS` - 1, whose neglected tail is below 1e-15 of the mass
+    The entropy has no closed form. Up to rate 30 it is the sum over 0 ... `_TERMS` - 1, whose neglected tail is below 1e-15 of the mass
     (rate 30, 120 terms); above, the asymptotic series in 1/rate to fifth order, whose error at the switch is below 1e-8.
     """
 
@@ -145,8 +145,11 @@ class Poisson(Factor):
         return jnp.broadcast_to(-self.fisher(params), (*x.shape, 1, 1))
 
     def entropy(self, params):
-        rate = jnp.exp(params[..., 0])
-        return jnp.where(rate < _SWITCH, _poisson_entropy_sum(jnp.minimum(rate, _SWITCH)), _poisson_entropy_series(rate))
+        log_rate = params[..., 0]
+        # Each form sees only rates in its own range: outside it would overflow and spoil the slopes of both.
+        small = log_rate < _LOG_SWITCH
+        summed = _poisson_entropy_sum(jnp.where(small, log_rate, _LOG_SWITCH))
+        return jnp.where(small, summed, _poisson_entropy_series(jnp.where(small, _LOG_SWITCH, log_rate)))
 
     def fisher(self, params):
         return jnp.exp(params)[..., None]
@@ -160,16 +163,17 @@ class Poisson(Factor):
 
 
 _TERMS = 120
-_SWITCH = 30.0
+_LOG_2PI_E = 2.8378770664093453  # log(2 pi e)
+_LOG_SWITCH = 3.4011973816621555  # rate 30
 
 
-def _poisson_entropy_sum(rate):
-    counts = jnp.arange(_TERMS, dtype=rate.dtype)
-    log_p = xlogy(counts, rate[..., None]) - rate[..., None] - gammaln(counts + 1)
+def _poisson_entropy_sum(log_rate):
+    counts = jnp.arange(_TERMS, dtype=log_rate.dtype)
+    log_p = counts * log_rate[..., None] - jnp.exp(log_rate)[..., None] - gammaln(counts + 1)
     return -(jnp.exp(log_p) * log_p).sum(-1)
 
 
-def _poisson_entropy_series(rate):
-    inverse = 1 / rate
+def _poisson_entropy_series(log_rate):
+    inverse = jnp.exp(-log_rate)
     tail = inverse * (1 / 12 + inverse * (1 / 24 + inverse * (19 / 360 + inverse * (9 / 80 + inverse * 863 / 2520))))
-    return 0.5 * jnp.log(2 * jnp.pi * jnp.e * rate) - tail
+    return 0.5 * (_LOG_2PI_E + log_rate) - tail

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 from numpyro.distributions import biject_to
 
@@ -71,15 +72,16 @@ class MeanField(eqx.Module):
             factor = _resolve(latent, chosen.get(latent.name))
             pushed = factor.real_line and not supports.is_real(latent.support)
             value = target.init[latent.name]
-            working = _inside(biject_to(latent.support).inv, value, latent) if pushed else value
+            working = biject_to(latent.support).inv(value) if pushed else value
             working = working.reshape(-1, *factor.event_shape)
+            params = _inside(factor.start(working).astype(target.dtype), latent)
             group = grouped.setdefault(factor, len(grouped))
             if group == len(counts):
                 counts.append(0)
                 starts.append([])
             slots.append(Slot(latent, group, counts[group], working.shape[0], pushed))
             counts[group] += working.shape[0]
-            starts[group].append(factor.start(working).astype(target.dtype))
+            starts[group].append(params)
         self.layout = Layout(tuple(grouped), tuple(counts), tuple(slots))
         self.params = join([jnp.concatenate(parts) for parts in starts])
 
@@ -147,9 +149,9 @@ class MeanField(eqx.Module):
                 part = part.reshape(transform.inverse_shape(latent.shape))
                 value = transform(part)
                 log_det = log_det + jnp.sum(transform.log_abs_det_jacobian(part, value))
-                theta[latent.name] = value
             else:
-                theta[latent.name] = part.reshape(latent.shape).astype(latent.dtype)
+                value = part.reshape(latent.shape)
+            theta[latent.name] = value.astype(latent.dtype)
         return theta, log_det
 
     # -- densities ----------------------------------------------------------------------------------------------------
@@ -221,12 +223,12 @@ def _resolve(latent: Latent, factor: Factor | None) -> Factor:
     )
 
 
-def _inside(inverse, value, latent: Latent):
-    """The unconstrained start, refused where `init` lies on the edge of its support (0 for a positive latent)."""
-    working = inverse(value)
-    if bool(jnp.all(jnp.isfinite(working))):
-        return working
+def _inside(params, latent: Latent):
+    """The start parameters, refused where `init` lies on the edge of its support (0 for a positive latent)."""
+    # A host-side check: jnp's would compile two small programs per latent.
+    if np.all(np.isfinite(np.asarray(params))):
+        return params
     raise ValueError(
-        f"init of latent '{latent.name}' lies on the edge of its support ({supports.describe(latent.support)}); give a start strictly inside"
+        f"init of latent '{latent.name}' lies on the edge of its support ({supports.describe(latent.support)}); "
+        "give a start strictly inside"
     )
-

@@ -21,7 +21,7 @@ class CG(Solver):
         exact arithmetic reaches in one times it.
     preconditioner
         A positive definite `BlockDiagonal` near the operator; the Fisher blocks, to which -H tends as q nears
-        the posterior. The step of the first iterate is then a natural gradient step.
+        the posterior. The first step is then along the natural gradient.
 
     Notes
     -----
@@ -72,15 +72,11 @@ class CG(Solver):
             new_rest = rest - length * image
             white = precondition(new_rest)
             new_product = new_rest @ white
-            moved = (
-                x + length * direction,
-                new_rest,
-                white + (new_product / product) * direction,
-                new_product,
-            )
-            # At the first step there is no iterate yet: the direction itself, M^-1 b, is the answer.
-            stayed = (jnp.where(step == 0, direction, x), rest, direction, product)
+            new_direction = white + (new_product / product) * direction
+            moved = (x + length * direction, new_rest, new_direction, new_product)
             negative, bad = curvature <= 0, product <= 0
+            # At the first step there is no iterate yet: the direction itself, M^-1 b, is the answer.
+            stayed = (jnp.where((step == 0) & ~bad, direction, x), rest, direction, product)
             code = jnp.where(negative, SolveOutcome.NEGATIVE_CURVATURE, SolveOutcome.SOLVED)
             code = jnp.where(bad, SolveOutcome.BAD_PRECONDITIONER, code).astype(jnp.int32)
             chosen = [jnp.where(negative | bad, old, new) for old, new in zip(stayed, moved)]

@@ -3,6 +3,7 @@
 import equinox as eqx
 import jax.numpy as jnp
 
+from curvi.curvature.small import matmul
 from curvi.solve.solution import SolveOutcome, Solver
 from curvi.solve.system import check_system, conclude
 
@@ -49,6 +50,6 @@ class Dense(Solver):
         floor = operator.size * jnp.finfo(rhs.dtype).eps if self.floor is None else self.floor
         least = floor * jnp.max(jnp.abs(values))
         changed = jnp.any(values < least)
-        x = vectors @ ((vectors.T @ rhs) / jnp.maximum(jnp.abs(values), least))
+        x = matmul(vectors, matmul(vectors.T, rhs) / jnp.maximum(jnp.abs(values), least))
         code = jnp.where(changed, SolveOutcome.MODIFIED, SolveOutcome.SOLVED)
         return conclude(operator, rhs, x, operator.size, code, self.tolerance)

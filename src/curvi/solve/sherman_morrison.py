@@ -12,6 +12,7 @@ together, O(S P) memory and O(S^2 P) time. (The paper's O(d^2) per draw is that 
 import jax
 import jax.numpy as jnp
 
+from curvi.curvature.small import matmul
 from curvi.solve.solution import SolveOutcome, Solver
 from curvi.solve.system import check_system, conclude, low_rank_form
 
@@ -58,9 +59,10 @@ class ShermanMorrison(Solver):
             # Written so that a denominator that is not a number is used, and shows in x, rather than skipped.
             skip = jnp.abs(denominator) < guard
             factor = jnp.where(skip, 0, form.weights[k] / jnp.where(skip, 1, denominator))
-            return x - factor * (u @ x) * row, rows - factor * jnp.outer(rows @ u, row), skipped | skip
+            return x - factor * (u @ x) * row, rows - factor * jnp.outer(matmul(rows, u), row), skipped | skip
 
         start = form.diagonal.solve(rhs), jax.vmap(form.diagonal.solve)(form.vectors), jnp.asarray(False)
-        x, _, skipped = jax.lax.fori_loop(0, form.weights.shape[0], update, start)
+        count = form.weights.shape[0]
+        x, _, skipped = jax.lax.fori_loop(0, count, update, start) if count else start
         code = jnp.where(skipped, SolveOutcome.GUARDED, SolveOutcome.SOLVED)
         return conclude(operator, rhs, x, 0, code, self.tolerance)

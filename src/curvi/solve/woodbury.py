@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import jax.scipy.linalg as jsl
 
+from curvi.curvature.small import matmul
 from curvi.solve.solution import Solver
 from curvi.solve.system import check_system, conclude, low_rank_form, norm
 
@@ -45,12 +46,12 @@ class Woodbury(Solver):
         form = low_rank_form(operator, "Woodbury")
         solve_blocks, weights, vectors = form.diagonal.solve, form.weights, form.vectors
         rows = jax.vmap(solve_blocks)(vectors)
-        capacitance = jnp.eye(weights.shape[0], dtype=rhs.dtype) + weights[:, None] * (vectors @ rows.T)
+        capacitance = jnp.eye(weights.shape[0], dtype=rhs.dtype) + weights[:, None] * matmul(vectors, rows.T)
         factors = jsl.lu_factor(capacitance)
 
         def solve(b):
             first = solve_blocks(b)
-            return first - jsl.lu_solve(factors, weights * (vectors @ first)) @ rows
+            return first - matmul(jsl.lu_solve(factors, weights * matmul(vectors, first)), rows)
 
         x = solve(rhs)
         rest = rhs - operator.mv(x)

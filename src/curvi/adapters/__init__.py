@@ -1,0 +1,3 @@
+"""Targets from the models of probabilistic programming languages."""
+
+from curvi.adapters.numpyro import from_numpyro as from_numpyro

@@ -1,0 +1,274 @@
+"""Targets from NumPyro models.
+
+A model is only ever traced on abstract values: once to find its sites, once for its log density and, if it
+has deterministic sites, once for these. Nothing is sampled and nothing evaluated, so that making a target
+costs little beside compiling it. Start values on the usual supports are written down in numpy; the supports
+and starts that must be computed are, together, one small compiled program.
+
+NumPyro's validation compiles programs while a model runs and puts a test of the support around the density of
+every site. What is constant is checked once instead, by numpy: parameters and observations. Latents lie in
+their supports by construction. NumPyro's validation stays only where the support of an observation depends
+on a latent, or the observation is computed in the model: there it is part of the density.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
+from numpyro import handlers
+from numpyro.distributions import biject_to, constraints
+from numpyro.infer.util import log_density
+
+from curvi import support as supports_of
+from curvi.target import Target
+
+
+def from_numpyro(model: Callable, /, *args, **kwargs) -> Target:
+    """The target of a NumPyro model: the sum of the log densities of all its sites, given its arguments.
+
+    Latents are the sample sites that are not observed, on their own supports, in the order of the model.
+    `deterministic` sites become the target's `outputs`. Masks, scales, conditioning and `factor` sites count
+    as they do in NumPyro. Inference starts where all unconstrained values are zero. Continuous latents have
+    JAX's default floating-point type.
+
+    Parameters
+    ----------
+    model
+        A function with NumPyro primitives. It may branch on its arguments, not on the values of its sites.
+    *args, **kwargs
+        The arguments of the model. Arrays among them become data of the target.
+    """
+    if not callable(model):
+        raise ValueError(
+            f"from_numpyro takes a NumPyro model, which is a function; got {type(model).__name__}"
+        )
+    sites = _read(model, args, kwargs)
+    if not sites.latents:
+        raise ValueError(
+            f"model '{getattr(model, '__name__', model)}' has no latent site, so there is nothing to infer; "
+            "were observations passed for all of its sample statements?"
+        )
+    _refuse_dependent(sites)
+    for site in sites.samples:
+        _check_constants(*site)
+    init, supports = _numbers(sites)
+
+    def log_joint(theta):
+        validation = contextlib.nullcontext() if sites.validate else numpyro.validation_enabled(False)
+        # Outside the model the seed sees only what has no value yet: no key is split for a latent.
+        with validation, handlers.seed(rng_seed=0):
+            return log_density(model, args, kwargs, theta)[0]
+
+    def outputs(theta):
+        trace = _trace(handlers.substitute(model, data=theta), args, kwargs)
+        return {name: jnp.asarray(trace[name]["value"]) for name in sites.deterministic}
+
+    return Target(log_joint, init, supports, outputs=outputs if sites.deterministic else None)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Latent:
+    """A latent site, and where its start and the leaves of its support stand in the output of the program."""
+
+    name: str
+    shape: tuple[int, ...]
+    support: constraints.Constraint
+    start_at: int
+    leaves_at: range
+
+
+@dataclasses.dataclass
+class _Sites:
+    """What one abstract run tells of a model."""
+
+    program: ClosedJaxpr
+    latents: list[_Latent]
+    deterministic: list[str]
+    samples: list[tuple]
+    """Name, distribution, support and observed value (None for a latent) of every sample site."""
+    validate: bool
+    """Whether only the running model can tell if an observation lies in its support."""
+
+
+def _read(model, args, kwargs) -> _Sites:
+    latents, deterministic, samples = [], [], []
+
+    def run():
+        out = []
+        for name, site in _trace(handlers.substitute(model, substitute_fn=_start), args, kwargs).items():
+            _refuse(name, site)
+            if site["type"] == "deterministic":
+                deterministic.append(name)
+            elif site["type"] == "sample":
+                fn, value, observed = site["fn"], site["value"], site["is_observed"]
+                support = fn.support
+                samples.append((name, fn, support, value if observed else None))
+                if not observed:
+                    leaves = jax.tree.leaves(support)
+                    places = range(len(out) + 1, len(out) + 1 + len(leaves))
+                    latents.append(_Latent(name, jnp.shape(value), support, len(out), places))
+                    out += [value, *leaves]
+        return out
+
+    program = jax.make_jaxpr(run)()
+    validate = any(
+        value is not None and _is_traced((value, support)) and not supports_of.is_real(support)
+        for _, _, support, value in samples
+    )
+    return _Sites(program, latents, deterministic, samples, validate)
+
+
+def _trace(model, args, kwargs):
+    with numpyro.validation_enabled(False):
+        return handlers.trace(handlers.seed(model, rng_seed=0)).get_trace(*args, **kwargs)
+
+
+def _start(site):
+    """The value of a latent site where its unconstrained value is zero; None for any other site.
+
+    It needs the shape and the support alone: improper priors, which cannot be sampled, have a start too.
+    """
+    if site["type"] != "sample" or site["is_observed"]:
+        return None
+    support = site["fn"].support
+    shape = site["kwargs"]["sample_shape"] + site["fn"].shape()
+    if supports_of.is_discrete(support):
+        value = support.feasible_like(jnp.zeros(shape, jnp.int32))
+    else:
+        try:
+            bijection = biject_to(support)
+        except NotImplementedError:
+            raise ValueError(
+                f"site '{site['name']}' has support {_kind(support)}, onto which NumPyro has no bijection "
+                "from the real numbers; reparameterise the site (numpyro.handlers.reparam)"
+            ) from None
+        value = bijection(jnp.zeros(bijection.inverse_shape(shape)))
+    # The barrier gives the value a variable of its own, from which dependence can be followed.
+    return jax.lax.optimization_barrier(value)
+
+
+def _refuse(name: str, site) -> None:
+    """Raise ValueError at a primitive that a target cannot carry."""
+    if site["type"] == "plate":
+        size, subsample_size = site["args"]
+        if subsample_size is not None and subsample_size != size:
+            raise ValueError(
+                f"plate '{name}' subsamples {subsample_size} of {size} rows; from_numpyro takes all rows. "
+                "Leave subsample_size out, or give log prior and log likelihood of a row to "
+                "curvi.MinibatchTarget"
+            )
+    if site["type"] in ("param", "mutable"):
+        raise ValueError(
+            f"site '{name}' is a numpyro.{site['type']}, which has no density; give it a prior "
+            "(numpyro.sample), or pass its value to the model as an argument"
+        )
+
+
+def _refuse_dependent(sites: _Sites) -> None:
+    """Raise ValueError if the support of a latent is computed from the value of another."""
+    out = sites.program.jaxpr.outvars
+    reached = {out[latent.start_at] for latent in sites.latents}
+    for equation in sites.program.jaxpr.eqns:
+        if any(not isinstance(var, Literal) and var in reached for var in equation.invars):
+            reached.update(equation.outvars)
+    for latent in sites.latents:
+        if any(not isinstance(out[at], Literal) and out[at] in reached for at in latent.leaves_at):
+            raise ValueError(
+                f"the support of site '{latent.name}' ({_kind(latent.support)}) depends on another latent. "
+                "Sample a quantity of fixed support instead, such as the fraction of an interval, and "
+                f"compute '{latent.name}' from it with numpyro.deterministic"
+            )
+
+
+def _check_constants(name: str, fn, support, value) -> None:
+    """Raise ValueError where a constant parameter or observation of a site is not allowed."""
+    layers = [fn]
+    while (base := getattr(layers[-1], "base_dist", None)) is not None:
+        layers.append(base)
+    masked = any(isinstance(layer, dist.MaskedDistribution) for layer in layers)
+    if value is not None and not masked and not _contains(support, value):
+        raise ValueError(
+            f"observations of site '{name}' lie outside the support of {type(fn).__name__} "
+            f"({supports_of.describe(support)}); correct the data or the distribution"
+        )
+    for layer in layers:
+        for parameter, constraint in layer.arg_constraints.items():
+            given = vars(layer).get(parameter)
+            if isinstance(given, int | float | np.ndarray | jax.Array) and not _contains(constraint, given):
+                raise ValueError(
+                    f"site '{name}': {type(layer).__name__} got an invalid {parameter}, {given}; "
+                    f"it must be {supports_of.describe(constraint)}"
+                )
+
+
+def _contains(constraint, value) -> bool:
+    """Whether a constant lies in a constraint; True where that cannot be told without running the model."""
+    if constraint is None or constraints.is_dependent(constraint) or _is_traced((constraint, value)):
+        return True
+    # The value of a `factor` site is empty.
+    return np.size(value) == 0 or bool(np.all(supports_of.elementwise(constraint)(np.asarray(value))))
+
+
+def _numbers(sites: _Sites) -> tuple[dict, dict]:
+    """Starts and supports by name, without tracers. What numpy cannot tell is one compiled program."""
+    starts, wanted = {}, []
+    for latent in sites.latents:
+        leaves = zip(latent.leaves_at, jax.tree.leaves(latent.support))
+        traced = [at for at, leaf in leaves if isinstance(leaf, jax.core.Tracer)]
+        starts[latent.name] = None if traced else _known_start(latent.support, latent.shape)
+        wanted += traced + ([latent.start_at] if starts[latent.name] is None else [])
+    computed = {}
+    if wanted:
+        evaluate = jaxpr_as_fun(sites.program)
+        computed = dict(zip(wanted, jax.device_get(jax.jit(lambda: [evaluate()[at] for at in wanted])())))
+    init, supports = {}, {}
+    for latent in sites.latents:
+        leaves, tree = jax.tree.flatten(latent.support)
+        leaves = [computed.get(at, leaf) for at, leaf in zip(latent.leaves_at, leaves)]
+        supports[latent.name] = jax.tree.unflatten(tree, leaves)
+        start = starts[latent.name]
+        init[latent.name] = computed[latent.start_at] if start is None else start
+    return init, supports
+
+
+def _known_start(support, shape):
+    """The start on a support whose bijection takes zero to a known value; None for any other."""
+    base = supports_of.elementwise(support)
+    if (known := _KNOWN_STARTS.get(type(base))) is None:
+        return None
+    dtype = np.int32 if supports_of.is_discrete(base) else jnp.result_type(float)
+    return np.broadcast_to(np.asarray(known(base, shape), dtype), shape)
+
+
+_KNOWN_STARTS = {
+    type(constraints.real): lambda support, shape: 0.0,
+    type(constraints.positive): lambda support, shape: 1.0,
+    type(constraints.nonnegative): lambda support, shape: 1.0,
+    constraints.greater_than: lambda support, shape: np.asarray(support.lower_bound) + 1.0,
+    type(constraints.unit_interval): lambda support, shape: 0.5,
+    type(constraints.circular): lambda support, shape: 0.0,
+    constraints.interval: lambda support, shape: np.mean(_ends(support), axis=0),
+    type(constraints.simplex): lambda support, shape: 1 / shape[-1],
+    type(constraints.ordered_vector): lambda support, shape: np.arange(shape[-1]),
+    type(constraints.boolean): lambda support, shape: 0,
+    type(constraints.nonnegative_integer): lambda support, shape: 0,
+    constraints.integer_interval: lambda support, shape: support.lower_bound,
+}
+
+
+def _ends(support):
+    return np.broadcast_arrays(support.lower_bound, support.upper_bound)
+
+
+def _is_traced(tree) -> bool:
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
+
+
+def _kind(support) -> str:
+    return type(supports_of.elementwise(support)).__name__.lstrip("_").lower()

@@ -1,0 +1,5 @@
+"""Descents: from a local model and one scalar, the trust radius in nats, to a step."""
+
+from curvi.descent.newton import Step as Step
+from curvi.descent.newton import natural_gradient_step as natural_gradient_step
+from curvi.descent.newton import newton_step as newton_step

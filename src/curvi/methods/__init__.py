@@ -1,0 +1,13 @@
+"""Methods: one paper a file; each a way to climb the ELBO."""
+
+from curvi.methods.algorithm0 import Algorithm0 as Algorithm0
+from curvi.methods.base import Method as Method
+from curvi.methods.bbvi import BBVI as BBVI
+from curvi.methods.bbvi import adaptive_rate as adaptive_rate
+from curvi.methods.bbvi import robbins_monro as robbins_monro
+from curvi.methods.hessian_free import HessianFree as HessianFree
+from curvi.methods.lbfgs import LBFGS as LBFGS
+from curvi.methods.natural_gradient import NaturalGradient as NaturalGradient
+from curvi.methods.scheme_i import SchemeI as SchemeI
+from curvi.methods.scheme_ii import SchemeII as SchemeII
+from curvi.methods.second_order import Safeguard as Safeguard

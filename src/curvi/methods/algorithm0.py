@@ -1,0 +1,57 @@
+"""Algorithm 0 of the paper: the straightforward second-order method, a dense Hessian and a dense solve."""
+
+from typing import Any
+
+from curvi.descent import newton_step
+from curvi.estimate import AnchoredScore, PaperScore
+from curvi.methods.base import Method
+from curvi.methods.second_order import LiteralState, Safeguard, literal_step, safe_init, safe_step
+from curvi.solve import Dense
+
+
+class Algorithm0(Method):
+    """Newton's method on Monte Carlo estimates of gradient (equation 5) and Hessian (equation 11), solved densely.
+
+    Costs O(S P^2) to form the Hessian and O(P^3) to solve, P variational parameters: the reference for small problems.
+
+    Attributes
+    ----------
+    estimator
+        Gradient and Hessian; the anchored form by default.
+    solver
+        Dense, with the Hessian made definite.
+    safeguard
+        How steps are kept safe; None takes the paper's step (see `literal`).
+    step_length
+        The paper's epsilon, of the literal step only (1 in Algorithm 0).
+    """
+
+    estimator: Any = AnchoredScore(512)
+    solver: Any = Dense(definite=True)
+    safeguard: Safeguard | None = Safeguard()
+    step_length: float = 1.0
+
+    @classmethod
+    def literal(cls, num_draws: int, num_gradient_draws: int | None = None, step_length: float = 1.0) -> "Algorithm0":
+        """The algorithm as printed: S and T draws, weights ln p, full steps with an unmodified Hessian."""
+        return cls(PaperScore(num_draws, num_gradient_draws), Dense(), None, step_length)
+
+    def init(self, target, q, key):
+        if self.safeguard is None:
+            return LiteralState(q)
+        return safe_init(self.estimator, self.safeguard, target, q, key)
+
+    def step(self, target, state, key):
+        if self.safeguard is None:
+            # Steps 2 to 4: estimate the gradient, estimate the Hessian, Gamma_t = Gamma_{t-1} - H^-1 g.
+            curvature = lambda target, q, local: local.curvature  # noqa: E731
+            return literal_step(self.estimator, self.solver, curvature, self.step_length, 0, target, state, key)
+        return safe_step(self.estimator, self.safeguard, self._descend, 0, target, state, key)
+
+    def _descend(self, local, radius, length, key):
+        guard = self.safeguard
+        assert guard is not None
+        return newton_step(
+            local, local.curvature, self.solver, radius, length, guard.damping, guard.shrink, key
+        )
+

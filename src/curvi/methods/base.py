@@ -1,0 +1,81 @@
+"""What the loop asks of a method: `init` makes a state without touching the model, `step` advances it by one step."""
+
+from abc import abstractmethod
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from curvi.estimate.local import Counts
+from curvi.family import MeanField
+from curvi.target import AbstractTarget
+
+
+class Record(eqx.Module):
+    """What one step reports; `elbo` and `remaining_gain` speak of the q that the step estimated."""
+
+    elbo: Float[Array, ""]
+    elbo_se: Float[Array, ""]
+    remaining_gain: Float[Array, ""]
+    remaining_gain_se: Float[Array, ""]
+    num_draws: Int[Array, ""]
+    radius: Float[Array, ""]
+    accepted: Array
+    curvature_weight: Float[Array, ""]
+    counts: Counts
+
+
+class Method(eqx.Module):
+    """A way to climb the ELBO. States carry the current distribution as `q`."""
+
+    needs_order: ClassVar[int] = 0
+    needs_reparameterised: ClassVar[bool] = False
+    default_num_steps: ClassVar[int] = 500
+
+    @abstractmethod
+    def init(self, target: AbstractTarget, q: MeanField, key) -> Any:
+        """The state before the first step; no call of the model."""
+
+    @abstractmethod
+    def step(self, target: AbstractTarget, state: Any, key) -> tuple[Any, Record]:
+        """The next state, and what happened."""
+
+
+def check_fit(method: Method, target: AbstractTarget, q: MeanField) -> None:
+    """Raise ValueError where the method cannot work on the target."""
+    name = type(method).__name__
+    if target.order < method.needs_order:
+        raise ValueError(
+            f"{name} differentiates the log density {method.needs_order} time(s), but the target says order={target.order}; "
+            "use a score method (SchemeI, SchemeII, Algorithm0, NaturalGradient, BBVI), or raise `order` if it is differentiable"
+        )
+    if method.needs_reparameterised and not q.reparameterised:
+        names = sorted(
+            slot.latent.name for slot in q.layout.slots if not q.layout.factors[slot.group].reparameterised
+        )
+        raise ValueError(
+            f"{name} differentiates through the draws, which the factors of {', '.join(names)} do not allow; "
+            "use Normal or LogNormal factors there, or a score method (SchemeI, NaturalGradient, BBVI)"
+        )
+
+
+def select(condition, if_true, if_false):
+    """`if_true` or `if_false`, leaf by leaf, for two trees of one structure."""
+    return jax.tree.map(
+        lambda a, b: jnp.where(condition, a, b) if eqx.is_array(a) else a, if_true, if_false, is_leaf=eqx.is_array
+    )
+
+
+def zeros_like_output(function, *args):
+    """A tree of zeros with the structure of `function(*args)`, without calling it."""
+    shapes = eqx.filter_eval_shape(function, *args)
+    return jax.tree.map(
+        lambda leaf: jnp.zeros(leaf.shape, leaf.dtype) if isinstance(leaf, jax.ShapeDtypeStruct) else leaf, shapes
+    )
+
+
+def as_counts(counts: Counts) -> Counts:
+    """Counts as arrays of one dtype, so that records of all steps stack."""
+    return jax.tree.map(lambda c: jnp.asarray(c, jnp.int32), counts)

@@ -1,0 +1,32 @@
+"""Natural gradient: Newton's method with the Fisher information in place of the Hessian."""
+
+from typing import Any
+
+from curvi.descent import natural_gradient_step
+from curvi.estimate import AnchoredScore
+from curvi.methods.base import Method
+from curvi.methods.second_order import Safeguard, safe_init, safe_step
+
+
+class NaturalGradient(Method):
+    """Steps F^-1 g inside the trust region: the second-order methods with their curvature correction switched off.
+
+    Attributes
+    ----------
+    estimator
+        Gradient; the anchored form by default.
+    safeguard
+        How steps are kept safe.
+    """
+
+    estimator: Any = AnchoredScore(256)
+    safeguard: Safeguard = Safeguard()
+
+    def init(self, target, q, key):
+        return safe_init(self.estimator, self.safeguard, target, q, key)
+
+    def step(self, target, state, key):
+        def descend(local, radius, length, key):
+            return natural_gradient_step(local, radius, length)
+
+        return safe_step(self.estimator, self.safeguard, descend, 0, target, state, key)

@@ -1,0 +1,56 @@
+"""Scheme I of the paper: the Hessian as block diagonal plus rank S (equation 12), solved without ever forming it."""
+
+from typing import Any
+
+from curvi.descent import newton_step
+from curvi.estimate import AnchoredScore, PaperScore
+from curvi.methods.base import Method
+from curvi.methods.second_order import LiteralState, Safeguard, literal_step, safe_init, safe_step
+from curvi.solve import CG
+
+
+class SchemeI(Method):
+    """Newton's method in O(S P) a product (conjugate gradients, Option II) or O(S^2 P) a solve (Sherman-Morrison, Option I; Woodbury).
+
+    Attributes
+    ----------
+    solver
+        Any of `curvi.solve`: CG (Option II, the default), ShermanMorrison (Option I), Woodbury (Option I in blocks), Dense, LiSSA.
+    estimator
+        Gradient and Hessian; the anchored form by default.
+    safeguard
+        How steps are kept safe; None takes the paper's step (see `literal`).
+    step_length
+        The paper's epsilon, of the literal step only.
+    """
+
+    solver: Any = CG(max_steps=50)
+    estimator: Any = AnchoredScore(256)
+    safeguard: Safeguard | None = Safeguard()
+    step_length: float = 1.0
+
+    @classmethod
+    def literal(
+        cls, num_draws: int, num_gradient_draws: int | None = None, step_length: float = 1.0, solver: Any = CG()
+    ) -> "SchemeI":
+        """The scheme as printed: S and T draws, weights ln p, step length epsilon, the raw Hessian."""
+        return cls(solver, PaperScore(num_draws, num_gradient_draws), None, step_length)
+
+    def init(self, target, q, key):
+        if self.safeguard is None:
+            return LiteralState(q)
+        return safe_init(self.estimator, self.safeguard, target, q, key)
+
+    def step(self, target, state, key):
+        if self.safeguard is None:
+            # Steps 2 and 3: estimates. Step 4 or 5: H y = g by Sherman-Morrison or conjugate gradients, Gamma_t = Gamma_{t-1} - epsilon y.
+            curvature = lambda target, q, local: local.curvature  # noqa: E731
+            return literal_step(self.estimator, self.solver, curvature, self.step_length, 0, target, state, key)
+        return safe_step(self.estimator, self.safeguard, self._descend, 0, target, state, key)
+
+    def _descend(self, local, radius, length, key):
+        guard = self.safeguard
+        assert guard is not None
+        return newton_step(
+            local, local.curvature, self.solver, radius, length, guard.damping, guard.shrink, key
+        )

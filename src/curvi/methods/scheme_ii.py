@@ -1,0 +1,64 @@
+"""Scheme II of the paper: the Newton direction by a stochastic series (LiSSA), O(P) a term."""
+
+from typing import Any
+
+import equinox as eqx
+
+from curvi.descent import newton_step
+from curvi.estimate import AnchoredScore, PaperScore
+from curvi.estimate.score import fresh_hessians
+from curvi.methods.base import Method
+from curvi.methods.second_order import LiteralState, Safeguard, literal_step, safe_init, safe_step
+from curvi.solve import LiSSA
+
+
+class SchemeII(Method):
+    """Newton's method whose inner solver draws a fresh Hessian sample X_j at every term of the series (equations 19 to 21).
+
+    Attributes
+    ----------
+    solver
+        A `LiSSA`; its `depth` is the paper's T_max, its `tolerance` eta, its `scale` C0.
+    estimator
+        Gradient, and the local model that steps are judged by; the anchored form by default.
+    draws_per_copy
+        Draws averaged in one X_j. The paper takes 1; single draws are indefinite and far larger than their mean, so the safe default averages.
+    safeguard
+        How steps are kept safe; None takes the paper's step (see `literal`).
+    """
+
+    solver: Any = LiSSA(depth=20, check_every=5, num_norm_copies=2, tolerance=0.1)
+    estimator: Any = AnchoredScore(256)
+    draws_per_copy: int = eqx.field(static=True, default=32)
+    safeguard: Safeguard | None = Safeguard()
+
+    @classmethod
+    def literal(
+        cls, scale: float, num_gradient_draws: int, max_terms: int = 100, eta: float = 1e-3, corrected: bool = False
+    ) -> "SchemeII":
+        """The scheme as printed: C0, T draws for the gradient, T_max, eta, one draw a term, weights ln p.
+
+        Step 7 is printed with a fixed point that is wrong unless C0 = 1, and on H rather than -H; `corrected=True` mends the former.
+        """
+        solver = LiSSA(depth=max_terms, scale=scale, tolerance=eta, literal=not corrected)
+        return cls(solver, PaperScore(num_gradient_draws), 1, None)
+
+    def init(self, target, q, key):
+        if self.safeguard is None:
+            return LiteralState(q)
+        return safe_init(self.estimator, self.safeguard, target, q, key)
+
+    def step(self, target, state, key):
+        def sampled(target, q, local):
+            return fresh_hessians(self.estimator, target, q, local.curvature, self.draws_per_copy)
+
+        if self.safeguard is None:
+            # Step 2: the gradient. Steps 3 to 11: the series. Step 12: Gamma_t = Gamma_{t-1} - y / C0.
+            return literal_step(self.estimator, self.solver, sampled, 1.0, self.draws_per_copy, target, state, key)
+        guard = self.safeguard
+
+        def descend(local, radius, length, key):
+            curvature = sampled(target, state.q, local)
+            return newton_step(local, curvature, self.solver, radius, length, guard.damping, guard.shrink, key)
+
+        return safe_step(self.estimator, guard, descend, self.draws_per_copy, target, state, key)

@@ -1,0 +1,129 @@
+"""The two ways in which a second-order score method takes a step: the paper's literal one, and a safe one.
+
+Literal: estimate at Gamma_{t-1}, solve with the raw Hessian, move by the whole of -epsilon H^-1 g. It diverges from most starts: the estimate
+is neither definite nor invertible, nor is its noise small.
+
+Safe: the estimate at Gamma_{t-1} is kept from the step before. Solve with -H, shrunk towards the Fisher information by its measured noise; clip
+to a ball of given divergence; estimate at the candidate with fresh draws; accept unless the ELBO clearly fell. Each estimate serves as the
+verdict on one step and as the model of the next, so an accepted step costs one estimate. Where the gain no longer stands out of its noise, steps
+shorten like 1/k (Robbins and Monro 1951): the iterate averages the noise out instead of wandering in it.
+"""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from curvi.control import RadiusControl
+from curvi.descent.newton import Step
+from curvi.estimate.local import Counts, LocalModel
+from curvi.family import MeanField
+from curvi.methods.base import Record, as_counts, select, zeros_like_output
+
+
+class Safeguard(eqx.Module):
+    """Settings of the safe step.
+
+    Attributes
+    ----------
+    radius
+        Control of the trust radius.
+    damping
+        Added to -H in units of the Fisher information.
+    shrink
+        Whether -H is shrunk towards the Fisher information by its measured noise.
+    num_errors
+        How many standard errors the decrement must stand out for a step of full length.
+    """
+
+    radius: RadiusControl = RadiusControl()
+    damping: float = 1e-3
+    shrink: bool = eqx.field(static=True, default=True)
+    num_errors: float = 2.0
+
+
+class SafeState(eqx.Module):
+    """State of the safe loop: the accepted q, its local model, the radius, and for how long noise has ruled."""
+
+    q: MeanField
+    local: LocalModel
+    radius: Float[Array, ""]
+    noisy_steps: Int[Array, ""]
+    ready: Array
+
+
+class LiteralState(eqx.Module):
+    """State of the literal loop: q alone."""
+
+    q: MeanField
+
+
+def safe_init(estimator, safeguard: Safeguard, target, q: MeanField, key) -> SafeState:
+    """A state whose first step stays where it is and only estimates: no second program for the first estimate."""
+    local = zeros_like_output(estimator, target, q, key)
+    return SafeState(
+        q, local, jnp.asarray(safeguard.radius.initial, q.params.dtype), jnp.zeros((), jnp.int32), jnp.zeros((), bool)
+    )
+
+
+def safe_step(estimator, safeguard: Safeguard, descend, calls_per_copy: int, target, state: SafeState, key):
+    """One safe step; `descend(local, radius, length, key)` gives the `Step`."""
+    key_descend, key_estimate = jax.random.split(key)
+    length = 1.0 / (1 + state.noisy_steps)
+    step: Step = descend(state.local, state.radius, length.astype(state.radius.dtype), key_descend)
+    direction = jnp.where(state.ready, step.direction, 0)
+    candidate = state.q.replace(state.q.params + direction)
+    local: LocalModel = estimator(target, candidate, key_estimate)
+
+    actual = local.value - state.local.value
+    actual_se = jnp.hypot(local.value_se, state.local.value_se)
+    accept, radius = safeguard.radius(state.radius, step, actual, actual_se)
+    # A step into a region without finite values is rejected, and the ball shrinks below it.
+    finite = local.finite()
+    shrunk = 0.1 * jnp.minimum(state.radius, jnp.where(jnp.isfinite(step.divergence), step.divergence, jnp.inf))
+    accept = finite & (accept | ~state.ready)
+    radius = jnp.where(state.ready, jnp.where(finite, radius, shrunk), state.radius)
+    noisy = step.remaining_gain < safeguard.num_errors * step.remaining_gain_se
+    noisy_steps = jnp.where(state.ready & accept, jnp.where(noisy, state.noisy_steps + 1, 0), state.noisy_steps)
+
+    counts = as_counts(
+        local.counts + Counts(log_density=step.num_copies * calls_per_copy, hvp=step.num_products * local.calls_per_product)
+    )
+    record = Record(
+        elbo=jnp.where(accept, local.value, state.local.value),
+        elbo_se=jnp.where(accept, local.value_se, state.local.value_se),
+        remaining_gain=jnp.where(state.ready, step.remaining_gain, jnp.inf),
+        remaining_gain_se=jnp.where(state.ready, step.remaining_gain_se, jnp.inf),
+        num_draws=jnp.asarray(local.log_ratios.size, jnp.int32),
+        radius=state.radius,
+        accepted=accept,
+        curvature_weight=step.curvature_weight,
+        counts=counts,
+    )
+    moved = SafeState(candidate, local, radius, noisy_steps, state.ready | finite)
+    stayed = SafeState(state.q, state.local, radius, noisy_steps, state.ready)
+    return select(accept, moved, stayed), record
+
+
+def literal_step(estimator, solver, operator_of, step_length, calls_per_copy: int, target, state: LiteralState, key):
+    """Gamma_t = Gamma_{t-1} - epsilon H^-1 g, as the paper has it: no damping, no radius, no question asked."""
+    key_estimate, key_solve = jax.random.split(key)
+    local = estimator(target, state.q, key_estimate)
+    solution = solver(operator_of(target, state.q, local), local.grad, key=key_solve)
+    params = state.q.params - step_length * solution.x
+    # Only what is not finite is refused: a q of NaN cannot be drawn from, and the history should show where it happened.
+    finite = local.finite() & jnp.all(jnp.isfinite(params))
+    counts = as_counts(local.counts + Counts(log_density=solution.num_draws * calls_per_copy))
+    infinite = jnp.full((), jnp.inf, local.value.dtype)
+    record = Record(
+        elbo=local.value,
+        elbo_se=local.value_se,
+        remaining_gain=infinite,
+        remaining_gain_se=infinite,
+        num_draws=jnp.asarray(local.log_ratios.size, jnp.int32),
+        radius=infinite,
+        accepted=finite,
+        curvature_weight=jnp.ones((), local.value.dtype),
+        counts=counts,
+    )
+    return LiteralState(state.q.replace(jnp.where(finite, params, state.q.params))), record

@@ -12,11 +12,16 @@ class Progress(Protocol):
 
     def show(self, taken: int, records, counts) -> None: ...
 
+    def note(self, taken: int, elbo: float, elbo_se: float, gain: float, counts, radius: float = np.nan) -> None: ...
+
 
 class Silent:
     """Shows nothing."""
 
     def show(self, taken, records, counts):
+        pass
+
+    def note(self, taken, elbo, elbo_se, gain, counts, radius=np.nan):
         pass
 
 
@@ -27,9 +32,11 @@ class _Line:
         self.display, self.task = display, task
 
     def show(self, taken, records, counts):
-        gain = float(records.remaining_gain[-1])
-        radius = float(records.radius[-1])
-        words = [f"ELBO {float(records.elbo[-1]):.2f} ± {float(records.elbo_se[-1]):.2g}"]
+        last = (records.elbo, records.elbo_se, records.remaining_gain)
+        self.note(taken, *(float(column[-1]) for column in last), counts, float(records.radius[-1]))
+
+    def note(self, taken, elbo, elbo_se, gain, counts, radius=np.nan):
+        words = [f"ELBO {elbo:.2f} ± {elbo_se:.2g}"]
         words.append(f"gain left {gain:.2g} nats" if np.isfinite(gain) else "gain left ?")
         words.append(f"{counts.log_density + counts.gradient + counts.hvp:,} calls")
         if np.isfinite(radius):

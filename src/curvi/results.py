@@ -22,9 +22,7 @@ class CallCounts:
     hvp: int = 0
 
     def plus(self, log_density=0, gradient=0, hvp=0) -> "CallCounts":
-        return CallCounts(
-            self.log_density + int(log_density), self.gradient + int(gradient), self.hvp + int(hvp)
-        )
+        return CallCounts(self.log_density + int(log_density), self.gradient + int(gradient), self.hvp + int(hvp))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -35,7 +35,10 @@ def integer_range(support) -> tuple[int, int] | None:
 
 def is_count(support) -> bool:
     base = elementwise(support)
-    return isinstance(base, type(constraints.integer_greater_than(0))) and np.ndim(base.lower_bound) == 0 == base.lower_bound
+    return (
+        isinstance(base, type(constraints.integer_greater_than(0)))
+        and np.ndim(base.lower_bound) == 0 == base.lower_bound
+    )
 
 
 def is_simplex(support) -> bool:

@@ -214,7 +214,9 @@ def read_latents(init, supports) -> tuple[tuple[Latent, ...], dict[str, Array]]:
         raise ValueError(f"init must be a non-empty dict of arrays by latent name; got {type(init).__name__}")
     supports = dict(supports or {})
     if unknown := sorted(set(supports) - set(init)):
-        raise ValueError(f"supports names latents that are not in init: {', '.join(unknown)}; init has {', '.join(init)}")
+        raise ValueError(
+            f"supports names latents that are not in init: {', '.join(unknown)}; init has {', '.join(init)}"
+        )
     latents, values = [], {}
     for name, raw in init.items():
         if not isinstance(name, str):
@@ -266,8 +268,8 @@ def check_order(order) -> int:
     return int(order)
 
 
-def check_scale(target: AbstractTarget, key, num_batches=64, num_errors=6.0, *, log_density=None) -> None:
-    """Raise ValueError unless batches average to the full log density at the start, and that is `log_density`.
+def check_scale(target: AbstractTarget, key, num_batches=64, num_errors=6.0, *, log_density=None) -> int:
+    """The calls spent; raises ValueError unless batches average to the full log density, and that is `log_density`.
 
     Parameters
     ----------
@@ -304,6 +306,7 @@ def check_scale(target: AbstractTarget, key, num_batches=64, num_errors=6.0, *, 
             f"{expected:.6g}. log_likelihood_row must return the log likelihood of one row, without any N/B "
             "factor, and no mean."
         )
+    return num_batches + 1
 
 
 @eqx.filter_jit

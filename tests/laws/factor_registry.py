@@ -1,8 +1,8 @@
 """The factors over which their laws run: a new factor is a new row.
 
 A row gives several parameter values at once, scipy's distributions with the same parameters, and a rule of
-quadrature (or the enumeration of the support), whose weights come from scipy alone. Expectations under q are then
-sums, exact to rounding.
+quadrature (or the enumeration of the support), whose weights come from scipy alone. Expectations under q are
+then sums, exact to rounding.
 """
 
 import dataclasses
@@ -11,6 +11,7 @@ from functools import cached_property
 import jax.numpy as jnp
 import numpy as np
 from scipy import stats
+from scipy.special import gammaln
 
 from curvi import factors
 from curvi.family import Factor
@@ -47,8 +48,8 @@ class Row:
         return jnp.issubdtype(self.nodes.dtype, jnp.integer)
 
 
-def _trapezoid(oracle, chart, slope, low, high, num_nodes=2001):
-    """Nodes and weights of the trapezoidal rule in t with x = chart(t): exponentially accurate for smooth densities."""
+def _trapezoid(oracle, chart, slope, low, high, num_nodes=801):
+    """Nodes and weights of the trapezoidal rule in t, x = chart(t): exponentially accurate when smooth."""
     t = np.linspace(low, high, num_nodes)
     x = chart(t)
     return x, oracle.pdf(x) * slope(t) * (t[1] - t[0])
@@ -115,7 +116,7 @@ def _beta_row():
 def _dirichlet_row():
     values = np.log([[2.0, 3.5, 2.5], [8.0, 3.0, 4.0]]).tolist()
     oracles = [stats.dirichlet(np.exp(a)) for a in values]
-    t = np.linspace(-13, 13, 161)
+    t = np.linspace(-13, 13, 121)
     first, second = (part.ravel() for part in np.meshgrid(t, t, indexing="ij"))
     parts = [_sigmoid(first), _sigmoid(-first) * _sigmoid(second), _sigmoid(-first) * _sigmoid(-second)]
     nodes = np.stack(parts, -1)
@@ -128,8 +129,6 @@ def _dirichlet_row():
 
 
 def _dirichlet_constant(alpha):
-    from scipy.special import gammaln
-
     return gammaln(alpha.sum()) - gammaln(alpha).sum()
 
 

@@ -20,7 +20,7 @@ def z_scores(samples) -> np.ndarray:
 def assert_zero_mean(samples, max_z: float = 4.5) -> None:
     """Raise AssertionError unless every mean over the first axis is within `max_z` standard errors of zero.
 
-    A true zero passes 4.5 with probability 1 - 7e-6 an entry, so that a fixed seed that passes is no lucky one.
+    A true zero exceeds 4.5 with probability 7e-6: a fixed seed that passes is no lucky one.
     """
     z = np.abs(z_scores(samples))
     assert np.all(z <= max_z), f"mean is {np.max(z):.1f} standard errors from zero, allowed are {max_z}"

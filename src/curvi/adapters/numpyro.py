@@ -45,9 +45,7 @@ def from_numpyro(model: Callable, /, *args, **kwargs) -> Target:
         The arguments of the model. Arrays among them become data of the target.
     """
     if not callable(model):
-        raise ValueError(
-            f"from_numpyro takes a NumPyro model, which is a function; got {type(model).__name__}"
-        )
+        raise ValueError(f"from_numpyro takes a NumPyro model, which is a function; got {type(model).__name__}")
     sites = _read(model, args, kwargs)
     if not sites.latents:
         raise ValueError(

@@ -72,9 +72,7 @@ class BlockDiagonal(eqx.Module):
         return jsl.block_diag(*[dense_group(block) for block in self.blocks])
 
     def identity_like(self) -> "BlockDiagonal":
-        return BlockDiagonal(
-            tuple(jnp.broadcast_to(jnp.eye(b.shape[-1], dtype=b.dtype), b.shape) for b in self.blocks)
-        )
+        return BlockDiagonal(tuple(jnp.broadcast_to(jnp.eye(b.shape[-1], dtype=b.dtype), b.shape) for b in self.blocks))
 
 
 class BlockFactor(eqx.Module):

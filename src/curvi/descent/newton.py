@@ -107,9 +107,7 @@ def curvature_weight(local: LocalModel, factor, key, num_probes: int = 8):
     if local.curvature_halves is None:
         return jnp.ones((), local.grad.dtype)
     probes = jax.random.rademacher(key, (num_probes, local.grad.size), local.grad.dtype)
-    first, second = (
-        jax.vmap(half.whiten(factor).scale(-1.0).mv)(probes) - probes for half in local.curvature_halves
-    )
+    first, second = (jax.vmap(half.whiten(factor).scale(-1.0).mv)(probes) - probes for half in local.curvature_halves)
     both = jnp.sum(((first + second) / 2) ** 2)
     signal = jnp.sum(first * second)
     return jnp.clip(jnp.where(both > 0, signal / jnp.where(both > 0, both, 1), 1.0), 0.0, 1.0)

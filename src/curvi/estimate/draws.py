@@ -17,7 +17,7 @@ from scipy.stats import qmc
 
 from curvi.family import MeanField
 
-_SOBOL_DIMENSIONS = 21_201  # SciPy's direction numbers (Joe and Kuo, 2008) end here
+SOBOL_DIMENSIONS = 21_201  # SciPy's direction numbers (Joe and Kuo, 2008) end here
 
 
 class Draws(eqx.Module):
@@ -39,7 +39,9 @@ class Draws(eqx.Module):
         if num_draws < 1:
             raise ValueError(f"num_draws must be at least 1; got {num_draws}")
         if num_draws % (unit := self.unit(q, num_draws)) != 0:
-            raise ValueError(f"{type(self).__name__} draws come in units of {unit}; num_draws = {num_draws} is not a multiple")
+            raise ValueError(
+                f"{type(self).__name__} draws come in units of {unit}; num_draws = {num_draws} is not a multiple"
+            )
 
 
 class Independent(Draws):
@@ -81,12 +83,12 @@ class Sobol(Draws):
     num_scrambles: int = eqx.field(static=True, default=4)
 
     def sample(self, q, key, num_draws):
-        if q.num_uniforms > _SOBOL_DIMENSIONS:
+        if q.num_uniforms > SOBOL_DIMENSIONS:
             return Antithetic().sample(q, key, num_draws)
         return jax.vmap(q.from_uniform)(self._points(q.num_uniforms, key, num_draws, q.params.dtype))
 
     def noise(self, q, key, num_draws):
-        if q.num_factors > _SOBOL_DIMENSIONS:
+        if q.num_factors > SOBOL_DIMENSIONS:
             return Antithetic().noise(q, key, num_draws)
         return ndtri(self._points(q.num_factors, key, num_draws, q.params.dtype))
 
@@ -96,7 +98,7 @@ class Sobol(Draws):
         return _bits_to_unit((net[None] ^ shifts).reshape(-1, dimension), dtype)
 
     def unit(self, q, num_draws):
-        return 2 if q.num_uniforms > _SOBOL_DIMENSIONS else max(1, num_draws // self.num_scrambles)
+        return 2 if q.num_uniforms > SOBOL_DIMENSIONS else max(1, num_draws // self.num_scrambles)
 
     def check(self, q, num_draws):
         if num_draws % self.num_scrambles != 0:
@@ -118,4 +120,3 @@ def _bits_to_unit(bits, dtype):
     if jnp.finfo(dtype).bits >= 64:
         return (bits.astype(dtype) + 0.5) * 2.0**-32
     return ((bits >> 9).astype(dtype) + 0.5) * 2.0**-23
-

@@ -189,7 +189,9 @@ def _half_curvatures(q, fisher, sample: Sample, scores, weights):
     return half(slice(0, cut), cut), half(slice(cut, None), sample.size - cut)
 
 
-def fresh_hessians(estimator: PaperScore | AnchoredScore, target: AbstractTarget, q: MeanField, mean, num_draws: int) -> Sampled:
+def fresh_hessians(
+    estimator: PaperScore | AnchoredScore, target: AbstractTarget, q: MeanField, mean, num_draws: int
+) -> Sampled:
     """`mean` together with fresh unbiased copies of the Hessian, each from `num_draws` new draws (Scheme II, step 5)."""
     copy = type(estimator)(num_draws, None, Independent())
     return Sampled(mean, lambda key: copy(target, q, key).curvature, num_draws)

@@ -152,7 +152,11 @@ class StudentT(Factor):
         return jnp.concatenate([_location_scale_start(value), jnp.full((*value.shape, 1), 1.0, value.dtype)], -1)
 
     def from_uniform(self, params, u):
-        return continuous_quantile(self.distribution(params).cdf, jnp.sinh, u[..., 0], -60.0, 60.0)
+        df, u = 4 + jnp.exp(params[..., 2]), u[..., 0]
+        # Searched from the median outwards: the tail keeps its digits on either side.
+        smaller = jnp.minimum(u, 1 - u)
+        size = continuous_quantile(lambda z: -student_t.upper_tail(df, z), jnp.sinh, -smaller, 0.0, 60.0)
+        return params[..., 0] + jnp.exp(params[..., 1]) * jnp.where(u < 0.5, -size, size)
 
 
 @dataclasses.dataclass(frozen=True)

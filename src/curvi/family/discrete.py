@@ -12,7 +12,9 @@ from curvi.family.continuous import _known
 from curvi.family.factor import Factor
 from curvi.family.quantile import count_quantile
 
-_START_LOGIT = 0.5  # how far the start leans towards the given value: enough to break symmetry, little enough to stay undecided
+_START_LOGIT = (
+    0.5  # how far the start leans towards the given value: enough to break symmetry, little enough to stay undecided
+)
 
 
 @dataclasses.dataclass(frozen=True)

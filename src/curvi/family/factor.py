@@ -76,7 +76,9 @@ class Factor(ABC):
 
     def sample(self, key, params):
         """One independent draw of each factor."""
-        return self.distribution(params).sample(key)
+        draw = self.distribution(params).sample(key)
+        # numpyro draws in JAX's default floating-point type, whatever that of the parameters.
+        return draw.astype(params.dtype) if jnp.issubdtype(draw.dtype, jnp.floating) else draw
 
     def log_prob(self, params, x) -> Float[Array, " n"]:
         return self.distribution(params).log_prob(x)

@@ -64,7 +64,9 @@ class MeanField(eqx.Module):
         chosen = dict(factors or {})
         names = [latent.name for latent in target.latents]
         if unknown := sorted(set(chosen) - set(names)):
-            raise ValueError(f"factors names latents that the target does not have: {', '.join(unknown)}; it has {', '.join(names)}")
+            raise ValueError(
+                f"factors names latents that the target does not have: {', '.join(unknown)}; it has {', '.join(names)}"
+            )
         grouped: dict[Factor, int] = {}
         counts: list[int] = []
         slots, starts = [], []
@@ -175,7 +177,9 @@ class MeanField(eqx.Module):
         return sum(terms, jnp.zeros((), self.params.dtype))
 
     def entropy_gradient(self) -> Float[Array, " P"]:
-        return join([jax.grad(lambda p, f=f: f.entropy(p).sum())(p) for f, p in zip(self.layout.factors, self._split())])
+        return join(
+            [jax.grad(lambda p, f=f: f.entropy(p).sum())(p) for f, p in zip(self.layout.factors, self._split())]
+        )
 
     def entropy_hessian(self) -> BlockDiagonal:
         """hess_Gamma H(q), block diagonal (paper, equation 10)."""

@@ -11,7 +11,7 @@ term left out is below 1e-12 of the function, of its first and of its second der
 """
 
 import jax.numpy as jnp
-from jax.scipy.special import digamma, gammaln, polygamma
+from jax.scipy.special import betainc, digamma, gammaln, polygamma
 
 _LARGE = 30.0
 _LOG_PI = 1.1447298858494002
@@ -70,3 +70,20 @@ def tail_information(df):
         return 0.5 * j**2 * (leading + rest)
 
     return _branch(df, exact, series)
+
+
+def upper_tail(df, z):
+    """P(T > z) of a standard Student-t, for z >= 0.
+
+    Near the median the incomplete beta function is taken at z^2/(df + z^2) and not at df/(df + z^2), which is 1
+    in floating point for z below sqrt(eps df): 0.7 in float32 at 8 million degrees of freedom.
+    """
+    near = z < 1
+    square = z * z
+    half = jnp.full_like(df, 0.5)
+    part = betainc(
+        jnp.where(near, half, df / 2),
+        jnp.where(near, df / 2, half),
+        jnp.where(near, square / (df + square), df / (df + square)),
+    )
+    return jnp.where(near, 0.5 - 0.5 * part, 0.5 * part)

@@ -1,10 +1,12 @@
 """Methods: one paper a file; each a way to climb the ELBO."""
 
 from curvi.methods.algorithm0 import Algorithm0 as Algorithm0
+from curvi.methods.base import AnyMethod as AnyMethod
 from curvi.methods.base import Method as Method
 from curvi.methods.bbvi import BBVI as BBVI
 from curvi.methods.bbvi import adaptive_rate as adaptive_rate
 from curvi.methods.bbvi import robbins_monro as robbins_monro
+from curvi.methods.growing_draws import GrowingDraws as GrowingDraws
 from curvi.methods.hessian_free import HessianFree as HessianFree
 from curvi.methods.lbfgs import LBFGS as LBFGS
 from curvi.methods.natural_gradient import NaturalGradient as NaturalGradient

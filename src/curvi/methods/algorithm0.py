@@ -51,7 +51,4 @@ class Algorithm0(Method):
     def _descend(self, local, radius, length, key):
         guard = self.safeguard
         assert guard is not None
-        return newton_step(
-            local, local.curvature, self.solver, radius, length, guard.damping, guard.shrink, key
-        )
-
+        return newton_step(local, local.curvature, self.solver, radius, length, guard.damping, guard.shrink, key)

@@ -27,12 +27,16 @@ class Record(eqx.Module):
     counts: Counts
 
 
-class Method(eqx.Module):
-    """A way to climb the ELBO. States carry the current distribution as `q`."""
+class AnyMethod(eqx.Module):
+    """A way to climb the ELBO: what it needs of a target."""
 
     needs_order: ClassVar[int] = 0
     needs_reparameterised: ClassVar[bool] = False
     default_num_steps: ClassVar[int] = 500
+
+
+class Method(AnyMethod):
+    """A method that climbs step by step. States carry the current distribution as `q`."""
 
     @abstractmethod
     def init(self, target: AbstractTarget, q: MeanField, key) -> Any:
@@ -43,7 +47,7 @@ class Method(eqx.Module):
         """The next state, and what happened."""
 
 
-def check_fit(method: Method, target: AbstractTarget, q: MeanField) -> None:
+def check_fit(method: AnyMethod, target: AbstractTarget, q: MeanField) -> None:
     """Raise ValueError where the method cannot work on the target."""
     name = type(method).__name__
     if target.order < method.needs_order:
@@ -52,9 +56,7 @@ def check_fit(method: Method, target: AbstractTarget, q: MeanField) -> None:
             "use a score method (SchemeI, SchemeII, Algorithm0, NaturalGradient, BBVI), or raise `order` if it is differentiable"
         )
     if method.needs_reparameterised and not q.reparameterised:
-        names = sorted(
-            slot.latent.name for slot in q.layout.slots if not q.layout.factors[slot.group].reparameterised
-        )
+        names = sorted(slot.latent.name for slot in q.layout.slots if not q.layout.factors[slot.group].reparameterised)
         raise ValueError(
             f"{name} differentiates through the draws, which the factors of {', '.join(names)} do not allow; "
             "use Normal or LogNormal factors there, or a score method (SchemeI, NaturalGradient, BBVI)"

@@ -49,9 +49,7 @@ class HessianFree(Method):
     def step(self, target, state, key):
         key_estimate, key_step = jax.random.split(key)
         local = self.estimator(target, state.q, key_estimate)
-        step = newton_step(
-            local, local.curvature, self.solver, state.radius, 1.0, self.damping, False, key_step
-        )
+        step = newton_step(local, local.curvature, self.solver, state.radius, 1.0, self.damping, False, key_step)
         candidate = state.q.replace(state.q.params + step.direction)
         value, value_se = self._paired_gain(target, state.q, candidate, local, key_estimate)
         accept, radius = self.radius(state.radius, step, value, value_se)

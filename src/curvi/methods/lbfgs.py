@@ -83,8 +83,6 @@ class LBFGS(Method):
             radius=jnp.full((), jnp.nan, value.dtype),
             accepted=finite,
             curvature_weight=jnp.ones((), value.dtype),
-            counts=as_counts(
-                Counts(log_density=evaluations * self.num_draws, gradient=evaluations * self.num_draws)
-            ),
+            counts=as_counts(Counts(log_density=evaluations * self.num_draws, gradient=evaluations * self.num_draws)),
         )
         return LBFGSState(q, inner, state.noise, state.key), record

@@ -51,6 +51,4 @@ class SchemeI(Method):
     def _descend(self, local, radius, length, key):
         guard = self.safeguard
         assert guard is not None
-        return newton_step(
-            local, local.curvature, self.solver, radius, length, guard.damping, guard.shrink, key
-        )
+        return newton_step(local, local.curvature, self.solver, radius, length, guard.damping, guard.shrink, key)

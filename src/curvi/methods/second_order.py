@@ -6,7 +6,7 @@ is neither definite nor invertible, nor is its noise small.
 Safe: the estimate at Gamma_{t-1} is kept from the step before. Solve with -H, shrunk towards the Fisher information by its measured noise; clip
 to a ball of given divergence; estimate at the candidate with fresh draws; accept unless the ELBO clearly fell. Each estimate serves as the
 verdict on one step and as the model of the next, so an accepted step costs one estimate. Where the gain no longer stands out of its noise, steps
-shorten like 1/k (Robbins and Monro 1951): the iterate averages the noise out instead of wandering in it.
+shorten like k^-1/2, slowly enough for stiff directions (Polyak and Juditsky 1992), so that the iterate settles instead of wandering.
 """
 
 import equinox as eqx
@@ -69,7 +69,7 @@ def safe_init(estimator, safeguard: Safeguard, target, q: MeanField, key) -> Saf
 def safe_step(estimator, safeguard: Safeguard, descend, calls_per_copy: int, target, state: SafeState, key):
     """One safe step; `descend(local, radius, length, key)` gives the `Step`."""
     key_descend, key_estimate = jax.random.split(key)
-    length = 1.0 / (1 + state.noisy_steps)
+    length = jax.lax.rsqrt(1.0 + state.noisy_steps)
     step: Step = descend(state.local, state.radius, length.astype(state.radius.dtype), key_descend)
     direction = jnp.where(state.ready, step.direction, 0)
     candidate = state.q.replace(state.q.params + direction)
@@ -87,7 +87,8 @@ def safe_step(estimator, safeguard: Safeguard, descend, calls_per_copy: int, tar
     noisy_steps = jnp.where(state.ready & accept, jnp.where(noisy, state.noisy_steps + 1, 0), state.noisy_steps)
 
     counts = as_counts(
-        local.counts + Counts(log_density=step.num_copies * calls_per_copy, hvp=step.num_products * local.calls_per_product)
+        local.counts
+        + Counts(log_density=step.num_copies * calls_per_copy, hvp=step.num_products * local.calls_per_product)
     )
     record = Record(
         elbo=jnp.where(accept, local.value, state.local.value),

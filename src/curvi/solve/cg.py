@@ -40,20 +40,14 @@ class CG(Solver):
 
     def __check_init__(self):
         if self.max_steps is not None and self.max_steps < 1:
-            raise ValueError(
-                f"max_steps={self.max_steps}, expected at least one step, or None for ten per parameter"
-            )
+            raise ValueError(f"max_steps={self.max_steps}, expected at least one step, or None for ten per parameter")
         if not (self.preconditioner is None or isinstance(self.preconditioner, BlockDiagonal)):
-            raise TypeError(
-                f"preconditioner is {type(self.preconditioner).__name__}, expected a BlockDiagonal or None"
-            )
+            raise TypeError(f"preconditioner is {type(self.preconditioner).__name__}, expected a BlockDiagonal or None")
 
     def __call__(self, operator, rhs, *, key=None):
         rhs = check_system(operator, rhs)
         if self.preconditioner is not None and self.preconditioner.size != operator.size:
-            raise ValueError(
-                f"preconditioner has {self.preconditioner.size} rows, the operator {operator.size}"
-            )
+            raise ValueError(f"preconditioner has {self.preconditioner.size} rows, the operator {operator.size}")
         precondition = (lambda v: v) if self.preconditioner is None else self.preconditioner.solve
         tolerance = default_tolerance(self.tolerance, rhs.dtype)
         max_steps = 10 * operator.size if self.max_steps is None else self.max_steps

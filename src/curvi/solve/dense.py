@@ -35,17 +35,13 @@ class Dense(Solver):
 
     def __check_init__(self):
         if isinstance(self.floor, int | float) and not 0 < self.floor < 1:
-            raise ValueError(
-                f"floor={self.floor}, expected a fraction of the largest eigenvalue between 0 and 1"
-            )
+            raise ValueError(f"floor={self.floor}, expected a fraction of the largest eigenvalue between 0 and 1")
 
     def __call__(self, operator, rhs, *, key=None):
         rhs = check_system(operator, rhs)
         matrix = operator.dense().astype(rhs.dtype)
         if not self.definite:
-            return conclude(
-                operator, rhs, jnp.linalg.solve(matrix, rhs), operator.size, tolerance=self.tolerance
-            )
+            return conclude(operator, rhs, jnp.linalg.solve(matrix, rhs), operator.size, tolerance=self.tolerance)
         values, vectors = jnp.linalg.eigh(matrix)
         floor = operator.size * jnp.finfo(rhs.dtype).eps if self.floor is None else self.floor
         least = floor * jnp.max(jnp.abs(values))

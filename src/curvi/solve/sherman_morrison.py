@@ -43,9 +43,7 @@ class ShermanMorrison(Solver):
 
     def __check_init__(self):
         if isinstance(self.guard, int | float) and self.guard < 0:
-            raise ValueError(
-                f"guard={self.guard}, expected the smallest denominator to accept, a number >= 0"
-            )
+            raise ValueError(f"guard={self.guard}, expected the smallest denominator to accept, a number >= 0")
 
     def __call__(self, operator, rhs, *, key=None):
         rhs = check_system(operator, rhs)

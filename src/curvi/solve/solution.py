@@ -88,7 +88,5 @@ class Solver(eqx.Module):
     """A map from a symmetric system to its `Solution`."""
 
     @abstractmethod
-    def __call__(
-        self, operator: Operator, rhs: Float[Array, " P"], *, key: PRNGKeyArray | None = None
-    ) -> Solution:
+    def __call__(self, operator: Operator, rhs: Float[Array, " P"], *, key: PRNGKeyArray | None = None) -> Solution:
         """The solution of (operator) x = rhs; `key` is used only by methods that draw."""

@@ -26,14 +26,10 @@ def default_tolerance(tolerance, dtype):
 def check_system(operator: Operator, rhs) -> Float[Array, " P"]:
     """`rhs` as an array, after a check that it fits the operator."""
     if not isinstance(operator, Operator):
-        raise TypeError(
-            f"got {type(operator).__name__} as operator; wrap the matrix in DenseMatrix or MatrixFree"
-        )
+        raise TypeError(f"got {type(operator).__name__} as operator; wrap the matrix in DenseMatrix or MatrixFree")
     rhs = jnp.asarray(rhs)
     if rhs.shape != (operator.size,):
-        raise ValueError(
-            f"rhs has shape {rhs.shape}, the operator has {operator.size} rows; pass one flat vector"
-        )
+        raise ValueError(f"rhs has shape {rhs.shape}, the operator has {operator.size} rows; pass one flat vector")
     held = operator.mean if isinstance(operator, Sampled) else operator
     # A bare function holds no array, and nothing is known of its dtype.
     known = any(eqx.is_inexact_array(leaf) for leaf in jax.tree.leaves(held))
@@ -48,9 +44,7 @@ def low_rank_form(operator: Operator, method: str) -> BlockLowRank:
     """The operator as block diagonal plus low rank, or an error that names what else to use."""
     form = operator.mean if isinstance(operator, Sampled) else operator
     if not isinstance(form, BlockLowRank):
-        raise TypeError(
-            f"{method} needs a BlockLowRank operator, got {type(form).__name__}; use CG, or Dense if small"
-        )
+        raise TypeError(f"{method} needs a BlockLowRank operator, got {type(form).__name__}; use CG, or Dense if small")
     return form
 
 

@@ -1,0 +1,151 @@
+"""The command line: `curvi demo` and `curvi --version`."""
+
+import importlib
+from pathlib import Path
+from typing import Annotated
+
+import jax
+import typer
+from rich.console import Console
+from rich.table import Table
+
+import curvi
+
+app = typer.Typer(
+    help="Curvature-aware variational inference.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+_NEEDED = {"matplotlib": "matplotlib", "sklearn": "scikit-learn"}
+_EXIT_ERROR, _EXIT_MISSING, _EXIT_INTERRUPTED = 1, 2, 130
+
+
+def main() -> None:
+    """Run the command line."""
+    app()
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"curvi {curvi.__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def demo(
+    output: Annotated[Path, typer.Option(help="Folder for the picture and the table.")] = Path("curvi-demo"),
+    quick: Annotated[bool, typer.Option("--quick", help="Three methods and few steps: a check that it runs.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed of all randomness.")] = 0,
+    traceback: Annotated[bool, typer.Option("--traceback", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Fit a Bayesian logistic regression by every method; write a table and a picture."""
+    try:
+        interrupted = _demo(output, quick, seed)
+    except Exception as error:
+        if traceback:
+            raise
+        Console(stderr=True).print(f"Error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(_EXIT_MISSING if isinstance(error, ImportError) else _EXIT_ERROR) from None
+    if interrupted:
+        raise typer.Exit(_EXIT_INTERRUPTED)
+
+
+def _demo(output: Path, quick: bool, seed: int) -> bool:
+    """Run the demonstration; whether it was interrupted, in which case what there is has been written."""
+    _check_extra()
+    from curvi import demo as demonstration
+    from curvi.report import pictures
+
+    # Before the fits: a folder that cannot be written should not cost a minute.
+    output.mkdir(parents=True, exist_ok=True)
+    # The remaining gain of a fit near its optimum is lost in the rounding of single precision.
+    jax.config.update("jax_enable_x64", True)
+    console = _console()
+    target = demonstration.breast_cancer_target()
+    chosen = demonstration.contestants(quick)
+    console.print("Bayesian logistic regression, breast cancer data: 569 rows, 31 coefficients, standard normal priors")
+    rows = []
+    for contestant, result in demonstration.run(target, chosen, jax.random.key(seed)):
+        row = demonstration.as_row(contestant, result, seed)
+        rows.append(row)
+        console.print(f"  {len(rows)}/{len(chosen)}  {row['name']:<28} {_brief(row)}")
+        if result.outcome is curvi.Outcome.INTERRUPTED:
+            break
+    _show(console, rows)
+    table, picture = output / "fits.jsonl", output / "race.png"
+    demonstration.write_rows(rows, table)
+    pictures.draw_race(rows, picture, "Bayesian logistic regression, breast cancer data, 31 coefficients")
+    console.print(f"\nWritten to {output}: {picture.name} (the race as a picture), {table.name} (one line of JSON a fit)")
+    return rows[-1]["outcome"] == curvi.Outcome.INTERRUPTED.name
+
+
+def _console() -> Console:
+    console = Console(highlight=False)
+    # A file or pipe has no width of its own; 80 columns would cut the table to pieces.
+    return console if console.is_terminal else Console(highlight=False, width=150)
+
+
+def _check_extra() -> None:
+    """Raise ImportError, with one line that installs all that is missing."""
+    missing, reasons = [], []
+    for module, package in _NEEDED.items():
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            missing.append(package)
+            reasons.append(str(error))
+    if missing:
+        raise ImportError(
+            f"the demonstration needs {' and '.join(missing)} ({'; '.join(reasons)}). "
+            f"Install what is missing: pip install {' '.join(missing)}"
+        )
+
+
+def _brief(row: dict) -> str:
+    return f"ELBO {_with_error(row['elbo'], row['elbo_se'])}, {row['compile_seconds'] + row['run_seconds']:.1f} s"
+
+
+def _with_error(value: float | None, error: float | None) -> str:
+    if value is None:
+        return "unknown"
+    return f"{value:.2f}" if error is None else f"{value:.2f} ± {error:.2f}"
+
+
+def _show(console: Console, rows: list[dict]) -> None:
+    table = Table(title="What each method reached, and what it cost", title_justify="left")
+    table.add_column("method")
+    for heading in ("ELBO\n(nats)", "remaining gain\n(nats)"):
+        table.add_column(heading, justify="right")
+    table.add_column("verdict")
+    calls = ("steps", "log-density\ncalls", "gradient\ncalls", "Hessian-vector\nproducts")
+    for heading in (*calls, "seconds\ncompiling", "seconds\nrunning"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        verdict = row["outcome"].lower().replace("_", " ")
+        table.add_row(
+            row["name"] + (f" ({row['method']})" if "default" in row["name"] else ""),
+            _with_error(row["elbo"], row["elbo_se"]),
+            _with_error(row["remaining_gain"], row["remaining_gain_se"]),
+            f"[{'green' if row['converged'] else 'yellow'}]{verdict}[/]",
+            *(f"{row[count]:,}" for count in ("num_steps", "num_log_density", "num_gradient", "num_hvp")),
+            *(f"{row[seconds]:.1f}" for seconds in ("compile_seconds", "run_seconds")),
+        )
+    console.print()
+    console.print(table)
+    for outcome in dict.fromkeys(row["outcome"] for row in rows):
+        console.print(f"{outcome.lower().replace('_', ' ')}: {curvi.Outcome[outcome].message}")
+    console.print(
+        "Calls are counted per draw, those of the checks included: every fit ends with an estimate of its remaining gain, "
+        "which takes gradients and Hessian-vector products whatever the method."
+    )

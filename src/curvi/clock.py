@@ -1,0 +1,28 @@
+"""Wall time, split into compilation and running."""
+
+import time
+
+from curvi.results import Seconds
+
+
+class Clock:
+    """Splits wall time into compilation and running."""
+
+    def __init__(self):
+        self.began = time.perf_counter()
+        self.mark = self.began
+        self.compile = 0.0
+
+    def compiled(self):
+        """What passed since the last mark was compilation."""
+        now = time.perf_counter()
+        self.compile += now - self.mark
+        self.mark = now
+
+    def ran(self) -> float:
+        now = time.perf_counter()
+        passed, self.mark = now - self.mark, now
+        return passed
+
+    def seconds(self) -> Seconds:
+        return Seconds(self.compile, time.perf_counter() - self.began - self.compile)

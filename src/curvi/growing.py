@@ -1,0 +1,221 @@
+"""The host's side of growing draws: rounds of climbing, how many draws the next one needs, and the final certificate."""
+
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from curvi.clock import Clock
+from curvi.estimate.design import matched_noise
+from curvi.family import MeanField
+from curvi.methods import growing_draws as program
+from curvi.methods.growing_draws import CHUNK, GrowingDraws, Noise, Reply, Request
+from curvi.outcome import Outcome
+from curvi.progress import Progress
+from curvi.results import CallCounts, History, as_finite_or_inf
+from curvi.start import find_start
+from curvi.target import AbstractTarget
+
+# A round climbs until a step promises less than this share of the tolerance: below, the draws' own error rules.
+_CLIMB_SHARE = 0.05
+# The optimum of the draws may lie this share of the tolerance from the true one before the fit asks for a certificate.
+_BIAS_SHARE = 0.5
+_RESIDUAL = 1e-3
+_MAX_PRODUCTS = 200
+
+
+class GrowingRun:
+    """Runs `GrowingDraws` until a certificate on fresh draws says that little is left to gain."""
+
+    def __init__(
+        self, method: GrowingDraws, target: AbstractTarget, q: MeanField, key, clock: Clock, display: Progress
+    ):
+        self.method, self.target, self.clock, self.display = method, target, clock, display
+        self.key_noise, self.key_fresh, self.key_start = jax.random.split(key, 3)
+        self.q = q
+        self.counts = CallCounts()
+        self.gain, self.gain_se = float("inf"), float("inf")
+        self.radius = 1.0
+        self.taken = 0
+        self.rows: list[dict] = []
+        self.capacity = method.buffer_draws(q.num_factors)
+        self.found_start = False
+
+    # -- the plan -----------------------------------------------------------------------------------------------------
+
+    def until(self, limit: int, tolerance: float) -> Outcome:
+        try:
+            return self._rounds(limit, tolerance)
+        except KeyboardInterrupt:
+            return Outcome.INTERRUPTED
+
+    def _rounds(self, limit: int, tolerance: float) -> Outcome:
+        self._compile()
+        num_draws, index = min(self.method.first_draws, self.capacity), 0
+        while True:
+            noise = self._noise(jax.random.fold_in(self.key_noise, index), num_draws)
+            reply = self._climb(noise, tolerance, limit)
+            status = int(reply.status)
+            if status == program.BAD_START and not self.found_start:
+                self._search_start()
+                continue
+            if status == program.BAD_START:
+                return Outcome.NON_FINITE
+            bias, definite = self._bias(noise, reply)
+            last = num_draws >= self.capacity
+            if definite and (bias <= _BIAS_SHARE * tolerance or last):
+                self._certify(jax.random.fold_in(self.key_fresh, index), num_draws)
+                if self.gain + 2 * self.gain_se <= tolerance:
+                    return Outcome.CONVERGED
+            elif last:
+                self.gain = self.gain_se = float("inf")
+                return Outcome.NOT_A_MAXIMUM
+            if last or self.taken >= limit:
+                return self._unfinished(tolerance)
+            # The bias falls at least like 1 / draws.
+            wanted = bias / (0.6 * _BIAS_SHARE * tolerance) if definite else 4.0
+            growth = 2 ** int(np.clip(np.ceil(np.log2(max(wanted, 1e-9))), 1, 4))
+            num_draws, index = min(num_draws * growth, self.capacity), index + 1
+
+    def _unfinished(self, tolerance: float) -> Outcome:
+        if not np.isfinite(self.gain):
+            return Outcome.MAX_STEPS
+        return Outcome.NOISE_LIMIT if self.gain <= max(tolerance, 3 * self.gain_se) else Outcome.MAX_STEPS
+
+    # -- calls of the program -----------------------------------------------------------------------------------------
+
+    def _call(self, purpose: int, noise: Noise, rhs=None, radius=1.0, gain_tolerance=0.0, max_steps=1) -> Reply:
+        dtype = self.q.params.dtype
+        request = Request(
+            purpose=jnp.asarray(purpose, jnp.int32),
+            params=self.q.params,
+            rhs=jnp.zeros_like(self.q.params) if rhs is None else rhs,
+            radius=jnp.asarray(radius, dtype),
+            gain_tolerance=jnp.asarray(gain_tolerance, dtype),
+            residual_tolerance=jnp.asarray(_RESIDUAL, dtype),
+            max_steps=jnp.asarray(max_steps, jnp.int32),
+            max_products=jnp.asarray(_MAX_PRODUCTS, jnp.int32),
+        )
+        reply = program.run_program(self.target, self.q, noise, request)
+        draws = int(noise.num_chunks) * CHUNK
+        turns, products = int(reply.num_evaluations), int(reply.num_products)
+        # Every turn of the program computes value, gradient and product alike.
+        both = (turns + products) * draws
+        self.counts = self.counts.plus(both, both, both)
+        return reply
+
+    def _noise(self, key, num_draws: int, num_scrambles: int = 2) -> Noise:
+        key_points, key_batch = jax.random.split(key)
+        dimension, size = self.q.num_factors, self.capacity // CHUNK
+        buffer = np.zeros((size * CHUNK, dimension), dtype=self.q.params.dtype)
+        buffer[:num_draws] = matched_noise(key_points, num_draws, dimension, num_scrambles)
+        chunks = num_draws // CHUNK
+        half = np.zeros(size, np.int32)
+        half[chunks // 2 : chunks] = 1
+        return Noise(
+            jnp.asarray(buffer.reshape(size, CHUNK, dimension)),
+            jnp.asarray(half),
+            jnp.asarray(chunks, jnp.int32),
+            jax.random.split(key_batch, size),
+        )
+
+    def _compile(self) -> None:
+        """A call on no draws at all: compiles the program and does nothing else."""
+        size, dtype = self.capacity // CHUNK, self.q.params.dtype
+        empty = Noise(
+            jnp.zeros((size, CHUNK, self.q.num_factors), dtype),
+            jnp.zeros(size, jnp.int32),
+            jnp.zeros((), jnp.int32),
+            jax.random.split(self.key_noise, size),
+        )
+        self._call(program.EVALUATE, empty)
+        self.clock.compiled()
+
+    def _climb(self, noise: Noise, tolerance: float, limit: int) -> Reply:
+        began = time.perf_counter() - self.clock.began
+        before = self.counts.log_density
+        steps = min(program.MAX_STEPS - 1, limit - self.taken)
+        reply = self._call(
+            program.CLIMB, noise, radius=self.radius, gain_tolerance=_CLIMB_SHARE * tolerance, max_steps=steps
+        )
+        if int(reply.status) == program.BAD_START:
+            return reply
+        self.q = self.q.replace(reply.params)
+        self.radius = max(float(reply.radius), 0.1)
+        taken = int(reply.num_steps)
+        ended = time.perf_counter() - self.clock.began
+        share = np.arange(1, taken + 1) / max(taken, 1)
+        self.rows.append(
+            {
+                "elbo": np.asarray(reply.elbos)[1 : taken + 1],
+                "remaining_gain": np.asarray(reply.gains)[1 : taken + 1],
+                "radius": np.asarray(reply.radii)[1 : taken + 1],
+                "seconds": began + (ended - began) * share - self.clock.compile,
+                "log_density": before + (self.counts.log_density - before) * share,
+                "num_draws": np.full(taken, int(noise.num_chunks) * CHUNK),
+                "elbo_se": np.full(taken, self._value_error(noise, reply)),
+            }
+        )
+        self.taken += taken
+        self.display.note(
+            self.taken, float(reply.evaluation.value), self.rows[-1]["elbo_se"][-1:].sum(), self.gain, self.counts
+        )
+        return reply
+
+    def _value_error(self, noise: Noise, reply: Reply) -> float:
+        """Half the difference of the two halves' values: one independent look at the error of their mean."""
+        chunks = int(noise.num_chunks)
+        values = np.asarray(reply.evaluation.chunk_values)[:chunks]
+        return float(abs(values[: chunks // 2].mean() - values[chunks // 2 :].mean()) / 2)
+
+    def _bias(self, noise: Noise, reply: Reply) -> tuple[float, bool]:
+        """tr((-H)^-1 Cov g) / 2 nats, by one solve with a copy of the gradient's noise, and whether -H is definite."""
+        halves = reply.evaluation.halves
+        solve = self._call(program.SOLVE, noise, rhs=(halves[0] - halves[1]) / 2)
+        bias = as_finite_or_inf(solve.decrement)
+        return bias, bool(solve.definite) and np.isfinite(bias)
+
+    def _certify(self, key, num_draws: int) -> None:
+        """Remaining gain on fresh draws: the Newton decrement, less what the noise of the fresh gradient adds to it."""
+        num_scrambles = 8 if num_draws >= 8 * CHUNK else 2
+        noise = self._noise(key, num_draws, num_scrambles)
+        look = self._call(program.EVALUATE, noise).evaluation
+        error = (look.halves[0] - look.halves[1]) / 2
+        signal = self._call(program.SOLVE, noise, rhs=look.grad)
+        spread = self._call(program.SOLVE, noise, rhs=error)
+        if not (bool(signal.definite) and bool(spread.definite)):
+            self.gain = self.gain_se = float("inf")
+            return
+        variance = 0.0
+        for direction in (signal.solution, spread.solution):
+            slopes = self._call(program.EVALUATE, noise, rhs=direction).evaluation.chunk_slopes
+            parts = np.asarray(slopes)[: int(noise.num_chunks)].reshape(num_scrambles, -1).mean(1)
+            variance += parts.var(ddof=1) / num_scrambles
+        self.gain = as_finite_or_inf(max(float(signal.decrement - spread.decrement), 0.0))
+        self.gain_se = as_finite_or_inf(np.sqrt(variance))
+
+    def _search_start(self) -> None:
+        self.q, calls = find_start(self.target, self.q, self.key_start)
+        self.counts = self.counts.plus(log_density=calls)
+        self.found_start = True
+
+    # -- what is left behind ------------------------------------------------------------------------------------------
+
+    def history(self) -> History:
+        def column(name, default=None):
+            parts = [row.get(name, np.full(len(row["elbo"]), default)) for row in self.rows]
+            return np.concatenate(parts) if parts else np.zeros(0)
+
+        return History(
+            elbo=column("elbo"),
+            elbo_se=column("elbo_se"),
+            remaining_gain=column("remaining_gain"),
+            remaining_gain_se=column("remaining_gain_se", 0.0),
+            log_density=column("log_density").astype(np.int64),
+            seconds=column("seconds"),
+            num_draws=column("num_draws"),
+            radius=column("radius"),
+            accepted=column("accepted", True),
+            curvature_weight=column("curvature_weight", 1.0),
+        )

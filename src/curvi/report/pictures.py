@@ -1,0 +1,63 @@
+"""Pictures of fits, made from the rows of `curvi.demo` alone. Needs matplotlib."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+# Okabe and Ito's palette, which colour-blind readers can tell apart; its yellow, too pale on white, gives way to brown.
+_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#8C6D31", "#000000", "#D55E00")
+_DASHES = ("-", "-", "--", ":", "-", "-", "-", "-.")
+_LEAST_GAP = 0.1  # nats: the error of an ELBO on a few thousand draws, below which a gap cannot be read
+
+
+def draw_race(rows: Sequence[dict], path: Path, title: str) -> None:
+    """Write a picture of how far each fit is from the optimum, against log-density calls and against running time.
+
+    Raises ImportError, with what to install, where matplotlib is missing.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(f"the picture needs matplotlib ({error}): pip install matplotlib") from error
+    optimum = estimated_optimum(rows)
+    # A figure of its own canvas leaves the user's pyplot and its backend alone.
+    figure = Figure(figsize=(11, 5.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(title)
+    calls, seconds = figure.subplots(1, 2, sharey=True)
+    for i, row in enumerate(rows):
+        style = {"color": _COLOURS[i % len(_COLOURS)], "linestyle": _DASHES[i % len(_DASHES)], "linewidth": 1.8}
+        label = row["name"] + ("*" if row["uses_derivatives"] else "")
+        for axes, cost in ((calls, "num_log_density"), (seconds, "seconds")):
+            _draw_curve(axes, row, cost, optimum, style, label)
+    calls.set_xlabel("log-density calls")
+    seconds.set_xlabel("seconds of running, compilation left out")
+    calls.set_ylabel("ELBO below the estimated optimum (nats)")
+    for axes in (calls, seconds):
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.grid(True, which="major", color="0.9")
+        axes.spines[["top", "right"]].set_visible(False)
+    calls.set_ylim(bottom=_LEAST_GAP * 0.8)
+    if any(row["uses_derivatives"] for row in rows):
+        calls.set_xlabel("log-density calls\n* calls gradients and Hessian-vector products besides")
+    handles, labels = calls.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
+    figure.savefig(path, dpi=110)
+
+
+def estimated_optimum(rows: Sequence[dict]) -> float:
+    """ELBO plus remaining gain of the fit that knows its remaining gain best; the largest ELBO where none knows it."""
+    known = [row for row in rows if None not in (row["elbo"], row["remaining_gain"], row["remaining_gain_se"])]
+    if known:
+        best = min(known, key=lambda row: abs(row["remaining_gain"]) + 2 * row["remaining_gain_se"])
+        return best["elbo"] + max(best["remaining_gain"], 0.0)
+    return max((row["elbo"] for row in rows if row["elbo"] is not None), default=float("nan"))
+
+
+def _draw_curve(axes, row: dict, cost: str, optimum: float, style: dict, label: str) -> None:
+    elbo = np.array(row["curve"]["elbo"], dtype=float)
+    x = np.array(row["curve"][cost], dtype=float)
+    axes.plot(x, np.maximum(optimum - elbo, _LEAST_GAP), label=label, **style)

@@ -1,7 +1,8 @@
 """A certificate: how many nats are left to gain at q, with a standard error, on fresh draws.
 
 The Newton decrement g'(-H)^-1 g / 2 with the best curvature that the target allows, whatever the method that led to q: first-order methods
-cannot see flat directions, along which a small gradient still leaves much to gain. Infinite where -H is not positive definite.
+cannot see flat directions, along which a small gradient still leaves much to gain. Infinite where -H is not positive definite, which a solve
+with a random right-hand side looks for besides: at a symmetric saddle, mirrored draws give a gradient without any part along the way up.
 """
 
 import equinox as eqx
@@ -16,11 +17,12 @@ from curvi.estimate.pathwise import Pathwise
 from curvi.estimate.score import AnchoredScore
 from curvi.family import MeanField
 from curvi.methods.base import as_counts
-from curvi.solve import CG
+from curvi.solve import CG, SolveOutcome
 from curvi.target import AbstractTarget
 
 _PATHWISE_DRAWS = 256
 _SCORE_DRAWS = 4096
+_PROBE = CG(tolerance=1e-2, max_steps=50)
 
 
 class Certificate(eqx.Module):
@@ -34,7 +36,7 @@ class Certificate(eqx.Module):
 @eqx.filter_jit
 def certify(target: AbstractTarget, q: MeanField, key) -> Certificate:
     """The certificate of q: pathwise curvature where the target has two derivatives, shrunk score curvature elsewhere."""
-    key_estimate, key_solve = jax.random.split(key)
+    key_estimate, key_solve, key_probe = jax.random.split(key, 3)
     pathwise = target.order >= 2 and q.reparameterised
     estimator = (
         Pathwise(_PATHWISE_DRAWS, Antithetic()) if pathwise else AnchoredScore(_SCORE_DRAWS, draws=Independent())
@@ -42,5 +44,12 @@ def certify(target: AbstractTarget, q: MeanField, key) -> Certificate:
     local = estimator(target, q, key_estimate)
     solver = CG(tolerance=1e-3, max_steps=200)
     step = newton_step(local, local.curvature, solver, jnp.inf, 1.0, 0.0, not pathwise, key_solve)
-    counts = local.counts + Counts(hvp=step.num_products * local.calls_per_product)
-    return Certificate(step.remaining_gain, step.remaining_gain_se, as_counts(counts))
+    gain, num_products = step.remaining_gain, step.num_products
+    if pathwise:
+        # Score curvature is left out: its own noise would be taken for a way up, and independent draws point in all directions anyway.
+        operator = local.curvature.whiten(local.fisher.factorise()).scale(-1.0)
+        probe = _PROBE(operator, jax.random.normal(key_probe, local.grad.shape, local.grad.dtype))
+        gain = jnp.where(probe.code == SolveOutcome.NEGATIVE_CURVATURE, jnp.inf, gain)
+        num_products = num_products + probe.num_products
+    counts = local.counts + Counts(hvp=num_products * local.calls_per_product)
+    return Certificate(gain, step.remaining_gain_se, as_counts(counts))

@@ -69,24 +69,23 @@ def _demo(output: Path, quick: bool, seed: int) -> bool:
 
     # Before the fits: a folder that cannot be written should not cost a minute.
     output.mkdir(parents=True, exist_ok=True)
-    # The remaining gain of a fit near its optimum is lost in the rounding of single precision.
+    # Set here and not in the library, whose users choose their own precision.
     jax.config.update("jax_enable_x64", True)
     console = _console()
     target = demonstration.breast_cancer_target()
     chosen = demonstration.contestants(quick)
     console.print("Bayesian logistic regression, breast cancer data: 569 rows, 31 coefficients, standard normal priors")
     rows = []
-    for contestant, result in demonstration.run(target, chosen, jax.random.key(seed)):
-        row = demonstration.as_row(contestant, result, seed)
+    for row in demonstration.run(target, chosen, seed):
         rows.append(row)
         console.print(f"  {len(rows)}/{len(chosen)}  {row['name']:<28} {_brief(row)}")
-        if result.outcome is curvi.Outcome.INTERRUPTED:
-            break
     _show(console, rows)
     table, picture = output / "fits.jsonl", output / "race.png"
     demonstration.write_rows(rows, table)
     pictures.draw_race(rows, picture, "Bayesian logistic regression, breast cancer data, 31 coefficients")
-    console.print(f"\nWritten to {output}: {picture.name} (the race as a picture), {table.name} (one line of JSON a fit)")
+    console.print(
+        f"\nWritten to {output}: {picture.name} (the race as a picture), {table.name} (one line of JSON a fit)"
+    )
     return rows[-1]["outcome"] == curvi.Outcome.INTERRUPTED.name
 
 
@@ -116,10 +115,10 @@ def _brief(row: dict) -> str:
     return f"ELBO {_with_error(row['elbo'], row['elbo_se'])}, {row['compile_seconds'] + row['run_seconds']:.1f} s"
 
 
-def _with_error(value: float | None, error: float | None) -> str:
+def _with_error(value: float | None, error: float | None, digits: int = 2) -> str:
     if value is None:
         return "unknown"
-    return f"{value:.2f}" if error is None else f"{value:.2f} ± {error:.2f}"
+    return f"{value:.{digits}f}" if error is None else f"{value:.{digits}f} ± {error:.{digits}f}"
 
 
 def _show(console: Console, rows: list[dict]) -> None:
@@ -136,7 +135,7 @@ def _show(console: Console, rows: list[dict]) -> None:
         table.add_row(
             row["name"] + (f" ({row['method']})" if "default" in row["name"] else ""),
             _with_error(row["elbo"], row["elbo_se"]),
-            _with_error(row["remaining_gain"], row["remaining_gain_se"]),
+            _with_error(row["remaining_gain"], row["remaining_gain_se"], 3),
             f"[{'green' if row['converged'] else 'yellow'}]{verdict}[/]",
             *(f"{row[count]:,}" for count in ("num_steps", "num_log_density", "num_gradient", "num_hvp")),
             *(f"{row[seconds]:.1f}" for seconds in ("compile_seconds", "run_seconds")),
@@ -144,7 +143,8 @@ def _show(console: Console, rows: list[dict]) -> None:
     console.print()
     console.print(table)
     for outcome in dict.fromkeys(row["outcome"] for row in rows):
-        console.print(f"{outcome.lower().replace('_', ' ')}: {curvi.Outcome[outcome].message}")
+        word, message = outcome.lower().replace("_", " "), curvi.Outcome[outcome].message
+        console.print(message if message.startswith(word) else f"{word}: {message}")
     console.print(
         "Calls are counted per draw, those of the checks included: every fit ends with an estimate of its remaining gain, "
         "which takes gradients and Hessian-vector products whatever the method."

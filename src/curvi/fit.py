@@ -9,12 +9,9 @@ from curvi.growing import GrowingRun
 from curvi.methods import AnyMethod, GrowingDraws, SchemeI
 from curvi.methods.base import check_fit
 from curvi.progress import open_progress
-from curvi.results import Fit, log_ratios, mean_and_error
+from curvi.results import Fit
 from curvi.stepwise import StepwiseRun
 from curvi.target import AbstractTarget, MinibatchTarget, check_scale
-
-_FINAL_DRAWS = 4096
-
 
 def fit(
     target: AbstractTarget,
@@ -54,19 +51,16 @@ def fit(
     method = _default_method(target, q) if method is None else method
     check_fit(method, target, q)
     clock = Clock()
-    key_check, key_run, key_final = jax.random.split(key, 3)
     checks = 0
     if isinstance(target, MinibatchTarget):
-        checks = check_scale(target, key_check)
+        checks = check_scale(target, key)
         clock.compiled()
     limit = method.default_num_steps if num_steps is None else num_steps
     make_run = GrowingRun if isinstance(method, GrowingDraws) else StepwiseRun
     with open_progress(progress, limit, tolerance) as display:
-        run = make_run(method, target, q, key_run, clock, display)  # type: ignore[arg-type]
+        run = make_run(method, target, q, key, clock, display)  # type: ignore[arg-type]
         outcome = run.until(limit, tolerance)
-    ratios = log_ratios(target, run.q, key_final, _FINAL_DRAWS)
-    elbo, elbo_se = mean_and_error(ratios)
-    counts = run.counts.plus(log_density=_FINAL_DRAWS + checks)
+        elbo, elbo_se = run.final_elbo()
     return Fit(
         q=run.q,
         outcome=outcome,
@@ -75,7 +69,7 @@ def fit(
         remaining_gain=run.gain,
         remaining_gain_se=run.gain_se,
         history=run.history(),
-        counts=counts,
+        counts=run.counts.plus(log_density=checks),
         seconds=clock.seconds(),
         target=target,
         method=method,

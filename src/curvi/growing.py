@@ -1,9 +1,9 @@
 """The host's side of growing draws: rounds of climbing, how many draws the next one needs, and the final certificate."""
 
+import math
 import time
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from curvi.clock import Clock
@@ -13,7 +13,7 @@ from curvi.methods import growing_draws as program
 from curvi.methods.growing_draws import CHUNK, GrowingDraws, Noise, Reply, Request
 from curvi.outcome import Outcome
 from curvi.progress import Progress
-from curvi.results import CallCounts, History, as_finite_or_inf
+from curvi.results import FINAL_DRAWS, CallCounts, History, as_finite_or_inf, log_ratios, mean_and_error
 from curvi.start import find_start
 from curvi.target import AbstractTarget
 
@@ -23,6 +23,10 @@ _CLIMB_SHARE = 0.05
 _BIAS_SHARE = 0.5
 _RESIDUAL = 1e-3
 _MAX_PRODUCTS = 200
+_ELBO_DRAWS = 1024
+_ELBO_SCRAMBLES = 16
+# Streams of random numbers.
+_FOR_CLIMBING, _FOR_CERTIFYING, _FOR_THE_ELBO = 0, 1, 2
 
 
 class GrowingRun:
@@ -32,7 +36,9 @@ class GrowingRun:
         self, method: GrowingDraws, target: AbstractTarget, q: MeanField, key, clock: Clock, display: Progress
     ):
         self.method, self.target, self.clock, self.display = method, target, clock, display
-        self.key_noise, self.key_fresh, self.key_start = jax.random.split(key, 3)
+        self.key = key
+        # Words of the key seed the host's generators: every operation of JAX outside the program would cost a compilation.
+        self.words = np.asarray(jax.random.key_data(key)).astype(np.uint32)
         self.q = q
         self.counts = CallCounts()
         self.gain, self.gain_se = float("inf"), float("inf")
@@ -41,6 +47,7 @@ class GrowingRun:
         self.rows: list[dict] = []
         self.capacity = method.buffer_draws(q.num_factors)
         self.found_start = False
+        self.last_draws = 0
 
     # -- the plan -----------------------------------------------------------------------------------------------------
 
@@ -54,7 +61,7 @@ class GrowingRun:
         self._compile()
         num_draws, index = min(self.method.first_draws, self.capacity), 0
         while True:
-            noise = self._noise(jax.random.fold_in(self.key_noise, index), num_draws)
+            noise = self._noise(_FOR_CLIMBING, index, num_draws)
             reply = self._climb(noise, tolerance, limit)
             status = int(reply.status)
             if status == program.BAD_START and not self.found_start:
@@ -65,7 +72,7 @@ class GrowingRun:
             bias, definite = self._bias(noise, reply)
             last = num_draws >= self.capacity
             if definite and (bias <= _BIAS_SHARE * tolerance or last):
-                self._certify(jax.random.fold_in(self.key_fresh, index), num_draws)
+                self._certify(index, num_draws)
                 if self.gain + 2 * self.gain_se <= tolerance:
                     return Outcome.CONVERGED
             elif last:
@@ -73,10 +80,15 @@ class GrowingRun:
                 return Outcome.NOT_A_MAXIMUM
             if last or self.taken >= limit:
                 return self._unfinished(tolerance)
-            # The bias falls at least like 1 / draws.
-            wanted = bias / (0.6 * _BIAS_SHARE * tolerance) if definite else 4.0
-            growth = 2 ** int(np.clip(np.ceil(np.log2(max(wanted, 1e-9))), 1, 4))
-            num_draws, index = min(num_draws * growth, self.capacity), index + 1
+            num_draws, index = self._more(num_draws, bias if definite else np.inf, tolerance), index + 1
+
+    def _more(self, num_draws: int, bias: float, tolerance: float) -> int:
+        """Draws of the next round: the bias falls at least like 1 / draws, and by much more where moments begin to match."""
+        matched = 4 * self.q.num_factors  # two halves, two signs, as many pairs as dimensions
+        if num_draws < matched <= self.capacity:
+            return min(2 ** math.ceil(math.log2(matched)), 16 * num_draws)
+        wanted = np.ceil(np.log2(max(bias / (0.6 * _BIAS_SHARE * tolerance), 1e-9)))
+        return min(num_draws * 2 ** int(np.clip(wanted, 1, 4)), self.capacity)
 
     def _unfinished(self, tolerance: float) -> Outcome:
         if not np.isfinite(self.gain):
@@ -86,50 +98,40 @@ class GrowingRun:
     # -- calls of the program -----------------------------------------------------------------------------------------
 
     def _call(self, purpose: int, noise: Noise, rhs=None, radius=1.0, gain_tolerance=0.0, max_steps=1) -> Reply:
-        dtype = self.q.params.dtype
+        # numpy scalars and arrays enter the program as they are: no operation of JAX, no compilation, and no constant.
+        real = np.dtype(self.q.params.dtype).type
         request = Request(
-            purpose=jnp.asarray(purpose, jnp.int32),
+            purpose=np.int32(purpose),
             params=self.q.params,
-            rhs=jnp.zeros_like(self.q.params) if rhs is None else rhs,
-            radius=jnp.asarray(radius, dtype),
-            gain_tolerance=jnp.asarray(gain_tolerance, dtype),
-            residual_tolerance=jnp.asarray(_RESIDUAL, dtype),
-            max_steps=jnp.asarray(max_steps, jnp.int32),
-            max_products=jnp.asarray(_MAX_PRODUCTS, jnp.int32),
+            rhs=np.zeros(self.q.params.shape, real) if rhs is None else rhs,
+            radius=real(radius),
+            gain_tolerance=real(gain_tolerance),
+            residual_tolerance=real(_RESIDUAL),
+            max_steps=np.int32(max_steps),
+            max_products=np.int32(_MAX_PRODUCTS),
         )
-        reply = program.run_program(self.target, self.q, noise, request)
-        draws = int(noise.num_chunks) * CHUNK
-        turns, products = int(reply.num_evaluations), int(reply.num_products)
+        reply = jax.tree.map(np.asarray, program.run_program(self.target, self.q, noise, request))
         # Every turn of the program computes value, gradient and product alike.
-        both = (turns + products) * draws
-        self.counts = self.counts.plus(both, both, both)
+        turns = (int(reply.num_evaluations) + int(reply.num_products)) * int(noise.num_chunks) * CHUNK
+        self.counts = self.counts.plus(turns, turns, turns)
         return reply
 
-    def _noise(self, key, num_draws: int, num_scrambles: int = 2) -> Noise:
-        key_points, key_batch = jax.random.split(key)
+    def _noise(self, use: int, index: int, num_draws: int, num_scrambles: int = 2, match: bool = True) -> Noise:
+        rng = np.random.default_rng([*self.words, use, index])
         dimension, size = self.q.num_factors, self.capacity // CHUNK
         buffer = np.zeros((size * CHUNK, dimension), dtype=self.q.params.dtype)
-        buffer[:num_draws] = matched_noise(key_points, num_draws, dimension, num_scrambles)
+        if num_draws:
+            buffer[:num_draws] = matched_noise(rng, num_draws, dimension, num_scrambles, match)
         chunks = num_draws // CHUNK
         half = np.zeros(size, np.int32)
         half[chunks // 2 : chunks] = 1
-        return Noise(
-            jnp.asarray(buffer.reshape(size, CHUNK, dimension)),
-            jnp.asarray(half),
-            jnp.asarray(chunks, jnp.int32),
-            jax.random.split(key_batch, size),
-        )
+        words = rng.integers(0, 2**32, (size, self.words.size), dtype=np.uint32)
+        keys = jax.random.wrap_key_data(words, impl=jax.random.key_impl(self.key))
+        return Noise(buffer.reshape(size, CHUNK, dimension), half, np.int32(chunks), keys)
 
     def _compile(self) -> None:
         """A call on no draws at all: compiles the program and does nothing else."""
-        size, dtype = self.capacity // CHUNK, self.q.params.dtype
-        empty = Noise(
-            jnp.zeros((size, CHUNK, self.q.num_factors), dtype),
-            jnp.zeros(size, jnp.int32),
-            jnp.zeros((), jnp.int32),
-            jax.random.split(self.key_noise, size),
-        )
-        self._call(program.EVALUATE, empty)
+        self._call(program.EVALUATE, self._noise(_FOR_CLIMBING, 0, 0))
         self.clock.compiled()
 
     def _climb(self, noise: Noise, tolerance: float, limit: int) -> Reply:
@@ -143,14 +145,15 @@ class GrowingRun:
             return reply
         self.q = self.q.replace(reply.params)
         self.radius = max(float(reply.radius), 0.1)
+        self.last_draws = int(noise.num_chunks) * CHUNK
         taken = int(reply.num_steps)
         ended = time.perf_counter() - self.clock.began
         share = np.arange(1, taken + 1) / max(taken, 1)
         self.rows.append(
             {
-                "elbo": np.asarray(reply.elbos)[1 : taken + 1],
-                "remaining_gain": np.asarray(reply.gains)[1 : taken + 1],
-                "radius": np.asarray(reply.radii)[1 : taken + 1],
+                "elbo": reply.elbos[1 : taken + 1],
+                "remaining_gain": reply.gains[1 : taken + 1],
+                "radius": reply.radii[1 : taken + 1],
                 "seconds": began + (ended - began) * share - self.clock.compile,
                 "log_density": before + (self.counts.log_density - before) * share,
                 "num_draws": np.full(taken, int(noise.num_chunks) * CHUNK),
@@ -166,7 +169,7 @@ class GrowingRun:
     def _value_error(self, noise: Noise, reply: Reply) -> float:
         """Half the difference of the two halves' values: one independent look at the error of their mean."""
         chunks = int(noise.num_chunks)
-        values = np.asarray(reply.evaluation.chunk_values)[:chunks]
+        values = reply.evaluation.chunk_values[:chunks]
         return float(abs(values[: chunks // 2].mean() - values[chunks // 2 :].mean()) / 2)
 
     def _bias(self, noise: Noise, reply: Reply) -> tuple[float, bool]:
@@ -176,10 +179,10 @@ class GrowingRun:
         bias = as_finite_or_inf(solve.decrement)
         return bias, bool(solve.definite) and np.isfinite(bias)
 
-    def _certify(self, key, num_draws: int) -> None:
+    def _certify(self, index: int, num_draws: int) -> None:
         """Remaining gain on fresh draws: the Newton decrement, less what the noise of the fresh gradient adds to it."""
         num_scrambles = 8 if num_draws >= 8 * CHUNK else 2
-        noise = self._noise(key, num_draws, num_scrambles)
+        noise = self._noise(_FOR_CERTIFYING, index, num_draws, num_scrambles)
         look = self._call(program.EVALUATE, noise).evaluation
         error = (look.halves[0] - look.halves[1]) / 2
         signal = self._call(program.SOLVE, noise, rhs=look.grad)
@@ -190,13 +193,25 @@ class GrowingRun:
         variance = 0.0
         for direction in (signal.solution, spread.solution):
             slopes = self._call(program.EVALUATE, noise, rhs=direction).evaluation.chunk_slopes
-            parts = np.asarray(slopes)[: int(noise.num_chunks)].reshape(num_scrambles, -1).mean(1)
+            parts = slopes[: int(noise.num_chunks)].reshape(num_scrambles, -1).mean(1)
             variance += parts.var(ddof=1) / num_scrambles
         self.gain = as_finite_or_inf(max(float(signal.decrement - spread.decrement), 0.0))
         self.gain_se = as_finite_or_inf(np.sqrt(variance))
 
+    def final_elbo(self) -> tuple[float, float]:
+        """ELBO and its standard error on fresh draws and the full data."""
+        if self.target.minibatched:
+            self.counts = self.counts.plus(log_density=FINAL_DRAWS)
+            return mean_and_error(log_ratios(self.target, self.q, self.key, FINAL_DRAWS))
+        # Unmatched noise: whitened draws are fine for a gradient, but bias the value itself by their fourth moments.
+        draws = min(self.capacity, max(_ELBO_DRAWS, self.last_draws))
+        noise = self._noise(_FOR_THE_ELBO, 0, draws, _ELBO_SCRAMBLES, match=False)
+        values = self._call(program.EVALUATE, noise).evaluation.chunk_values[: draws // CHUNK]
+        mean, error = mean_and_error(values.reshape(_ELBO_SCRAMBLES, -1).mean(1))
+        return mean + float(self.q.entropy()), error
+
     def _search_start(self) -> None:
-        self.q, calls = find_start(self.target, self.q, self.key_start)
+        self.q, calls = find_start(self.target, self.q, self.key)
         self.counts = self.counts.plus(log_density=calls)
         self.found_start = True
 

@@ -13,7 +13,7 @@ from curvi.loop import CHUNK, StopRule, blank_smoothed, run_chunk
 from curvi.methods.base import Method
 from curvi.outcome import Outcome
 from curvi.progress import Progress
-from curvi.results import CallCounts, History, as_finite_or_inf
+from curvi.results import FINAL_DRAWS, CallCounts, History, as_finite_or_inf, log_ratios, mean_and_error
 from curvi.start import find_start
 from curvi.target import AbstractTarget
 
@@ -25,7 +25,7 @@ class StepwiseRun:
     """Runs a `Method` until a certificate says that little is left to gain."""
 
     def __init__(self, method: Method, target: AbstractTarget, q: MeanField, key, clock: Clock, display: Progress):
-        key_start, self.key, self.key_certify = jax.random.split(key, 3)
+        key_start, self.key, self.key_certify, self.key_final = jax.random.split(key, 4)
         self.method, self.target, self.clock, self.display = method, target, clock, display
         q, calls = find_start(target, q, key_start)
         self.counts = CallCounts(log_density=calls)
@@ -105,6 +105,11 @@ class StepwiseRun:
         """Whether the last `patience` steps were all rejected: nothing finite is left to step to."""
         recent = np.concatenate([r.accepted for r in self.records[-patience:]])[-patience:] if self.records else []
         return len(recent) == patience and not np.any(recent)
+
+    def final_elbo(self) -> tuple[float, float]:
+        """ELBO and its standard error on fresh draws and the full data."""
+        self.counts = self.counts.plus(log_density=FINAL_DRAWS)
+        return mean_and_error(log_ratios(self.target, self.q, self.key_final, FINAL_DRAWS))
 
     def history(self) -> History:
         if not self.records:

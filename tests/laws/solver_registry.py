@@ -127,7 +127,7 @@ CASES = [
     for solver in SOLVERS
     for dtype in DTYPES
     if not (solver in LOW_RANK_ONLY and operator in ("dense", "matrix free"))
-    if not (operator.startswith("blocks") and solver not in (*LOW_RANK_ONLY, "CG preconditioned"))
-    if not (operator == "sampled" and solver.startswith("Dense"))
+    if not (operator.startswith("blocks") and solver not in LOW_RANK_ONLY)
+    if not (operator in ("sampled", "dense") and solver in ("Dense definite", "CG preconditioned"))
     if dtype == "float64" or operator == "mixed blocks"
 ]

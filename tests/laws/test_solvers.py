@@ -122,9 +122,7 @@ def test_cg_leaves_with_a_message():
     first = CG()(given.operator.add_blocks(given.blocks.scale(-2.0)), given.rhs)
     assert first.outcome is SolveOutcome.NEGATIVE_CURVATURE
     np.testing.assert_allclose(first.x, given.rhs, rtol=1e-12)
-    assert CG(max_steps=1)(given.operator.add_blocks(given.blocks.scale(3.0)), given.rhs).message.startswith(
-        "The st"
-    )
+    assert CG(max_steps=1)(given.operator.add_blocks(given.blocks.scale(3.0)), given.rhs).message.startswith("The st")
     bad = CG(preconditioner=given.blocks.scale(-1.0))(given.operator, given.rhs)
     assert bad.outcome is SolveOutcome.BAD_PRECONDITIONER
     assert all(outcome.message.endswith(".") for outcome in SolveOutcome)

@@ -12,16 +12,18 @@ from curvi.solve import CG, Dense, ShermanMorrison, SolveOutcome, Woodbury
 solve = eqx.filter_jit(lambda solver, operator, rhs: solver(operator, rhs))
 
 
-def identity(size, dtype="float64"):
-    return BlockDiagonal((jnp.ones((size, 1, 1), dtype),))
+def low_rank(diagonal, vectors, weights, dtype="float64"):
+    """A diagonal plus low rank as an operator, and as a matrix."""
+    matrix = np.diag(diagonal) + (vectors.T * weights) @ vectors
+    blocks = BlockDiagonal((jnp.asarray(diagonal[:, None, None], dtype),))
+    return BlockLowRank(blocks, jnp.asarray(vectors, dtype), jnp.asarray(weights, dtype)), matrix
 
 
 def test_zero_denominator_although_the_matrix_is_fine():
     # The first draw makes I - e e' singular, the second lifts it to I + e e' / 2.
-    e = jnp.zeros((1, 4)).at[0, 1].set(1.0)
-    operator = BlockLowRank(identity(4), jnp.concatenate([e, e]), jnp.array([-1.0, 1.5]))
+    operator, matrix = low_rank(np.ones(4), np.eye(4)[[1, 1]], np.array([-1.0, 1.5]))
     rhs = jnp.arange(1.0, 5.0)
-    assert np.linalg.cond(operator.dense()) < 2
+    assert np.linalg.cond(matrix) < 2
     guarded = solve(ShermanMorrison(), operator, rhs)
     assert guarded.outcome is SolveOutcome.GUARDED and guarded.residual > 0.1
     assert jnp.all(jnp.isfinite(guarded.x)) and "Woodbury" in guarded.message
@@ -29,7 +31,7 @@ def test_zero_denominator_although_the_matrix_is_fine():
     assert unguarded.outcome is SolveOutcome.SINGULAR and not jnp.all(jnp.isfinite(unguarded.x))
     whole = solve(Woodbury(), operator, rhs)
     assert whole.outcome is SolveOutcome.SOLVED
-    np.testing.assert_allclose(whole.x, np.linalg.solve(operator.dense(), rhs), rtol=1e-12)
+    np.testing.assert_allclose(whole.x, np.linalg.solve(matrix, rhs), rtol=1e-12)
 
 
 def test_small_denominators_lose_digits_that_woodbury_keeps():
@@ -37,10 +39,10 @@ def test_small_denominators_lose_digits_that_woodbury_keeps():
     u = rng.normal(size=20)
     vectors = np.stack([u, *rng.normal(size=(3, 20)), u])
     weights = np.array([-(1 - 1e-6) / (u @ u), 0.05, 0.05, 0.05, 1.5 / (u @ u)])
-    operator = BlockLowRank(identity(20), jnp.asarray(vectors), jnp.asarray(weights))
+    operator, matrix = low_rank(np.ones(20), vectors, weights)
     rhs = jnp.asarray(rng.normal(size=20))
     sequential, blocked = solve(ShermanMorrison(), operator, rhs), solve(Woodbury(), operator, rhs)
-    assert np.linalg.cond(operator.dense()) < 100
+    assert np.linalg.cond(matrix) < 100
     assert blocked.residual < 1e-14 and sequential.residual > 1e3 * blocked.residual
 
 
@@ -51,9 +53,8 @@ def test_float32_with_little_damping_loses_everything_and_says_so(solver):
     vectors = rng.normal(size=(60, 10))
     answers = {}
     for dtype, damping in (("float32", 1e-8), ("float32", 1.0), ("float64", 1e-8)):
-        diagonal = identity(10, dtype).scale(damping)
-        operator = BlockLowRank(diagonal, jnp.asarray(vectors, dtype), jnp.full(60, 1 / 60, dtype))
-        assert np.linalg.cond(np.asarray(operator.dense(), np.float64)) < 20
+        operator, matrix = low_rank(np.full(10, damping), vectors, np.full(60, 1 / 60), dtype)
+        assert np.linalg.cond(matrix) < 20
         answers[dtype, damping] = solve(solver, operator, jnp.asarray(rng.normal(size=10), dtype))
     lost = answers["float32", 1e-8]
     assert lost.outcome is not SolveOutcome.SOLVED and not lost.residual < 0.1
@@ -68,9 +69,8 @@ def test_signed_weights_where_the_paper_needs_a_square_root():
     with np.errstate(invalid="ignore"):
         assert np.all(np.isnan(np.sqrt(log_density / 7)))
     scores = rng.normal(size=(7, 5))
-    hessian = BlockLowRank(identity(5).scale(-1.0), jnp.asarray(scores), jnp.asarray(log_density / 7))
+    hessian, _ = low_rank(-np.ones(5), scores, log_density / 7)
     expected = -np.eye(5) + sum(w / 7 * np.outer(s, s) for w, s in zip(log_density, scores))
-    np.testing.assert_allclose(hessian.dense(), expected, rtol=1e-12)
     rhs = jnp.asarray(rng.normal(size=5))
     for solver in (ShermanMorrison(), Woodbury(), CG(), Dense()):
         solution = solve(solver, hessian.scale(-1.0), rhs)
@@ -80,7 +80,7 @@ def test_signed_weights_where_the_paper_needs_a_square_root():
 
 def test_newton_step_of_an_indefinite_estimate_leads_downhill():
     # Algorithm 0 inverts what it is given; the definite form keeps the ascent.
-    operator = BlockLowRank(identity(3), jnp.eye(3)[:1], jnp.array([-3.0]))
+    operator = low_rank(np.ones(3), np.eye(3)[:1], np.array([-3.0]))[0]
     gradient = jnp.array([2.0, 0.1, 0.1])
     plain, definite = solve(Dense(), operator, gradient), solve(Dense(definite=True), operator, gradient)
     assert plain.outcome is SolveOutcome.SOLVED and plain.x @ gradient < 0
@@ -89,6 +89,6 @@ def test_newton_step_of_an_indefinite_estimate_leads_downhill():
 
 
 def test_no_draws_leaves_the_blocks():
-    operator = BlockLowRank(identity(3).scale(2.0), jnp.zeros((0, 3)), jnp.zeros(0))
+    operator = low_rank(np.full(3, 2.0), np.zeros((0, 3)), np.zeros(0))[0]
     for solver in (ShermanMorrison(), Woodbury()):
         np.testing.assert_allclose(solve(solver, operator, jnp.ones(3)).x, 0.5)

@@ -10,7 +10,6 @@ The noise comes in `num_scrambles` independent parts: the spread between them is
 
 import math
 
-import jax
 import numpy as np
 from scipy.special import ndtri
 from scipy.stats import qmc
@@ -18,12 +17,14 @@ from scipy.stats import qmc
 from curvi.estimate.draws import SOBOL_DIMENSIONS
 
 
-def matched_noise(key, num_draws: int, dimension: int, num_scrambles: int = 2, match: bool = True) -> np.ndarray:
-    """Standard normal noise (num_draws, dimension), float64, made of `num_scrambles` independent parts of equal size."""
+def matched_noise(rng, num_draws: int, dimension: int, num_scrambles: int = 2, match: bool = True) -> np.ndarray:
+    """Standard normal noise (num_draws, dimension), float64, made of `num_scrambles` independent parts of equal size.
+
+    `rng` is a numpy generator: the noise is made on the host, once a round, and handed to a compiled program.
+    """
     size, odd = divmod(num_draws, 2 * num_scrambles)
     if odd or not size:
         raise ValueError(f"num_draws must be a multiple of {2 * num_scrambles}; got {num_draws}")
-    rng = np.random.default_rng(np.asarray(jax.random.key_data(key)).astype(np.uint64))
     return np.concatenate([_part(rng, size, dimension, match) for _ in range(num_scrambles)])
 
 

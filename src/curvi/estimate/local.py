@@ -73,10 +73,13 @@ class LocalModel(eqx.Module):
 
     def half_difference(self) -> Float[Array, " P"]:
         """A vector with mean zero and the covariance of `grad`: half the difference of two half-sample gradients."""
-        half = self.group_grads.shape[0] // 2
+        count = self.group_grads.shape[0]
+        half = count // 2
         if half == 0:
             return jnp.full_like(self.grad, jnp.nan)
-        return (self.group_grads[:half].mean(0) - self.group_grads[half:].mean(0)) / 2
+        # One half, or a little less where an odd number of groups makes the halves unequal and their difference noisier.
+        share = (half * (count - half)) ** 0.5 / count
+        return share * (self.group_grads[:half].mean(0) - self.group_grads[half:].mean(0))
 
 
 def variance_of_mean(values: Float[Array, " K"]) -> Float[Array, ""]:

@@ -151,7 +151,7 @@ class AnchoredScore(eqx.Module):
         sample, gradient_sample, counts = _two_samples(self, target, q, key)
         fisher = q.fisher()
         scores = jax.vmap(q.score)(sample.x)
-        weights = left_out_weights(sample.log_p - sample.log_q, sample.unit, sample.batches)
+        weights = left_out_weights(sample.log_p - sample.log_q, sample.unit, _num_parts(sample))
         halves = _half_curvatures(q, fisher, sample, scores, weights)
         diagonal = weighted_hessian(q, sample.x, weights).add(fisher.scale(-1.0))
         curvature = BlockLowRank(diagonal, scores, weights)
@@ -161,7 +161,7 @@ class AnchoredScore(eqx.Module):
             scores = jax.vmap(q.score)(gradient_sample.x)
         if gradient_sample is not sample or self.control is not None:
             # A control variate takes its coefficients from the other half of the draws: no baseline may join the halves.
-            parts = gradient_sample.batches if self.control is None else max(2, gradient_sample.batches)
+            parts = _num_parts(gradient_sample, halves=self.control is not None)
             weights = left_out_weights(ratios, gradient_sample.unit, parts)
         groups = num_groups(gradient_sample.size // gradient_sample.unit)
         terms = gradient_sample.size * weights[:, None] * scores
@@ -172,6 +172,22 @@ class AnchoredScore(eqx.Module):
         return LocalModel(
             ratios.mean(), value_se, group_grads.mean(0), curvature, fisher, group_grads, ratios, counts, halves
         )
+
+
+def _num_parts(sample: Sample, halves: bool = False) -> int:
+    """Parts of the draws within which a baseline is taken: the minibatches, or fewer where these hold a single unit each.
+
+    A baseline from another minibatch is as unbiased, only noisier. With `halves`, no part reaches over the middle.
+    """
+    num_units, least = sample.size // sample.unit, 4 if halves else 2
+    if num_units < least or (halves and num_units % 2):
+        raise ValueError(
+            f"{sample.size} draws in independent units of {sample.unit} are {num_units} unit(s); a leave-one-out baseline needs "
+            + ("an even number, at least 4, where a control variate halves the draws" if halves else "at least 2")
+        )
+    if num_units >= 2 * sample.batches and not (halves and sample.batches % 2):
+        return sample.batches
+    return 2 if halves else 1
 
 
 def _half_curvatures(q, fisher, sample: Sample, scores, weights):

@@ -150,7 +150,8 @@ class MeanField(eqx.Module):
                 transform = biject_to(latent.support)
                 part = part.reshape(transform.inverse_shape(latent.shape))
                 value = transform(part)
-                log_det = log_det + jnp.sum(transform.log_abs_det_jacobian(part, value))
+                # Some of numpyro's bijections count in JAX's default floating-point type.
+                log_det = log_det + jnp.sum(transform.log_abs_det_jacobian(part, value)).astype(log_det.dtype)
             else:
                 value = part.reshape(latent.shape)
             theta[latent.name] = value.astype(latent.dtype)

@@ -44,8 +44,9 @@ class SchemeI(Method):
     def step(self, target, state, key):
         if self.safeguard is None:
             # Steps 2 and 3: estimates. Step 4 or 5: H y = g by Sherman-Morrison or conjugate gradients, Gamma_t = Gamma_{t-1} - epsilon y.
-            curvature = lambda target, q, local: local.curvature  # noqa: E731
-            return literal_step(self.estimator, self.solver, curvature, self.step_length, 0, target, state, key)
+            # Both signs are turned, which changes nothing on paper: conjugate gradients here stop at the first negative curvature.
+            curvature = lambda target, q, local: local.curvature.scale(-1.0)  # noqa: E731
+            return literal_step(self.estimator, self.solver, curvature, -self.step_length, 0, target, state, key)
         return safe_step(self.estimator, self.safeguard, self._descend, 0, target, state, key)
 
     def _descend(self, local, radius, length, key):

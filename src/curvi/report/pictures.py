@@ -9,6 +9,7 @@ import numpy as np
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#8C6D31", "#000000", "#D55E00")
 _DASHES = ("-", "-", "--", ":", "-", "-", "-", "-.")
 _LEAST_GAP = 0.1  # nats: the error of an ELBO on a few thousand draws, below which a gap cannot be read
+_CAPTION = "lines: running means of each method's own estimates (*: measured on fresh draws)    dots: the final q on fresh draws"
 
 
 def draw_race(rows: Sequence[dict], path: Path, title: str) -> None:
@@ -29,7 +30,7 @@ def draw_race(rows: Sequence[dict], path: Path, title: str) -> None:
     calls, seconds = figure.subplots(1, 2, sharey=True)
     for i, row in enumerate(rows):
         style = {"color": _COLOURS[i % len(_COLOURS)], "linestyle": _DASHES[i % len(_DASHES)], "linewidth": 1.8}
-        label = row["name"] + ("*" if row["uses_derivatives"] else "")
+        label = row["name"] + (f" ({row['method']})*" if row["uses_derivatives"] else "")
         for axes, cost in ((calls, "num_log_density"), (seconds, "seconds")):
             _draw_curve(axes, row, cost, optimum, style, label)
     calls.set_xlabel("log-density calls")
@@ -40,11 +41,19 @@ def draw_race(rows: Sequence[dict], path: Path, title: str) -> None:
         axes.set_yscale("log")
         axes.grid(True, which="major", color="0.9")
         axes.spines[["top", "right"]].set_visible(False)
-    calls.set_ylim(bottom=_LEAST_GAP * 0.8)
+        axes.axhspan(_LEAST_GAP * 0.7, _LEAST_GAP, color="0.93", zorder=0)
+    calls.set_ylim(bottom=_LEAST_GAP * 0.7)
+    calls.annotate(
+        f"{_LEAST_GAP:g} nat or less: within the error",
+        (0.02, 0.01),
+        xycoords="axes fraction",
+        fontsize=8,
+        color="0.35",
+    )
     if any(row["uses_derivatives"] for row in rows):
-        calls.set_xlabel("log-density calls\n* calls gradients and Hessian-vector products besides")
+        calls.set_xlabel("log-density calls\n* calls gradients and Hessian-vector products as well")
     handles, labels = calls.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, title=_CAPTION, title_fontsize=9)
     figure.savefig(path, dpi=110)
 
 
@@ -61,3 +70,5 @@ def _draw_curve(axes, row: dict, cost: str, optimum: float, style: dict, label: 
     elbo = np.array(row["curve"]["elbo"], dtype=float)
     x = np.array(row["curve"][cost], dtype=float)
     axes.plot(x, np.maximum(optimum - elbo, _LEAST_GAP), label=label, **style)
+    if len(x) and row["elbo"] is not None:
+        axes.plot(x[-1], max(optimum - row["elbo"], _LEAST_GAP), "o", color=style["color"], markersize=6, clip_on=False)

@@ -1,0 +1,411 @@
+"""Laws of the estimators: unbiased against exact oracles, honest about their noise, cheap where they claim to be."""
+
+import dataclasses
+from functools import lru_cache
+
+import equinox as eqx
+import exact
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from law_statistics import assert_zero_mean
+from numpyro.distributions import constraints
+
+from curvi import MeanField, Target
+from curvi.curvature import BlockLowRank
+from curvi.estimate import (
+    AnchoredScore,
+    Antithetic,
+    Independent,
+    MatrixControl,
+    PaperScore,
+    ParameterControl,
+    Pathwise,
+    ScalarControl,
+    Sobol,
+)
+from curvi.estimate.draws import SOBOL_DIMENSIONS
+
+NUM_REPLICATES = 4000
+
+DRAWS = {"independent": Independent(), "antithetic": Antithetic(), "sobol": Sobol(num_scrambles=2)}
+CONTROLS = {"scalar": ScalarControl(), "parameter": ParameterControl(), "matrix": MatrixControl()}
+
+ESTIMATORS = {
+    "paper": PaperScore(4),
+    "paper, separate gradient draws": PaperScore(4, 6),
+    "paper, sobol": PaperScore(8, draws=DRAWS["sobol"]),
+    "paper, parameter control": PaperScore(8, control=CONTROLS["parameter"]),
+    **{f"anchored, {name}": AnchoredScore(8, draws=draws) for name, draws in DRAWS.items()},
+    "anchored, separate gradient draws": AnchoredScore(4, 6),
+    **{f"anchored, {name} control": AnchoredScore(8, control=control) for name, control in CONTROLS.items()},
+    "anchored, antithetic, scalar control": AnchoredScore(8, draws=Antithetic(), control=CONTROLS["scalar"]),
+    "pathwise": Pathwise(4, Independent()),
+    "pathwise, antithetic": Pathwise(4),
+    "pathwise, sobol": Pathwise(8, DRAWS["sobol"]),
+}
+PATHWISE = [name for name in ESTIMATORS if name.startswith("pathwise")]
+SCORE = [name for name in ESTIMATORS if name not in PATHWISE]
+# The draws pass through the quantile functions of the factors, so every kind of draw meets every kind of factor.
+BRIEF = ["paper", *[name for name in SCORE if name.removeprefix("anchored, ") in DRAWS]]
+
+PROBLEMS = {
+    "bits": exact.bits,
+    "categories": exact.categories,
+    "gaussian": exact.gaussian,
+    "precision and location": exact.precision_and_location,
+    "gamma and beta": exact.gamma_and_beta,
+    "regression in batches": exact.regression,
+}
+CASES = [
+    *[("bits", name) for name in SCORE],
+    *[("precision and location", name) for name in [*BRIEF, *PATHWISE]],
+    *[(problem, name) for problem in ("categories", "gamma and beta") for name in BRIEF],
+    ("gaussian", "anchored, independent"),
+    *[("gaussian", name) for name in PATHWISE],
+    *[("regression in batches", name) for name in [*BRIEF, "anchored, scalar control", "pathwise, antithetic"]],
+]
+
+
+@eqx.filter_jit
+def replicate(estimator, target, q, keys):
+    """What is to be judged of a local model, for every key."""
+
+    def one(key):
+        local = estimator(target, q, key)
+        direction = jnp.cos(jnp.arange(local.grad.size, dtype=local.grad.dtype))
+        return {
+            "value": local.value,
+            "value_variance": local.value_se**2,
+            "grad": local.grad,
+            "hessian": local.curvature.dense(),
+            "product": local.curvature.mv(direction),
+            "slope": local.grad @ direction,
+            "slope_variance": local.slope_variance(direction),
+            "group_mean": local.group_grads.mean(0),
+            "log_ratio": local.log_ratios.mean(),
+            "fisher": local.fisher.dense(),
+            "halves": [half.dense() for half in local.curvature_halves or ()],
+            "noise": local.half_difference(),
+        }
+
+    return jax.lax.map(one, keys, batch_size=500)
+
+
+def sample_local_models(estimator, problem, seed=0, num_replicates=NUM_REPLICATES):
+    keys = jax.random.split(jax.random.key(seed), num_replicates)
+    return jax.tree.map(np.asarray, replicate(estimator, problem.target, problem.q, keys))
+
+
+@lru_cache
+def models(problem, estimator):
+    """Replicates of a registered estimator on a registered problem, made once for all laws."""
+    return sample_local_models(ESTIMATORS[estimator], PROBLEMS[problem]())
+
+
+def assert_unbiased(found, problem):
+    assert_zero_mean(found["value"] - problem.value)
+    assert_zero_mean(found["grad"] - problem.gradient)
+    assert_zero_mean(found["hessian"] - problem.hessian)
+
+
+@pytest.mark.parametrize(("problem", "estimator"), CASES)
+def test_unbiased(problem, estimator):
+    found, truth = models(problem, estimator), PROBLEMS[problem]()
+    assert_unbiased(found, truth)
+    for half in found["halves"]:
+        assert_zero_mean(half - truth.hessian)
+
+
+@pytest.mark.parametrize(("problem", "estimator"), CASES)
+def test_parts_of_a_local_model_agree(problem, estimator):
+    found = models(problem, estimator)
+    direction = np.cos(np.arange(found["grad"].shape[1]))
+    np.testing.assert_allclose(found["product"], found["hessian"] @ direction, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(found["hessian"], np.swapaxes(found["hessian"], 1, 2), rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(found["group_mean"], found["grad"], rtol=1e-9, atol=1e-9)
+    assert np.all(np.linalg.eigvalsh(found["fisher"]) > 0)
+    assert_zero_mean(found["log_ratio"] - PROBLEMS[problem]().value)
+
+
+@pytest.mark.parametrize(("problem", "estimator"), CASES)
+def test_reported_noise_is_the_spread_over_replicates(problem, estimator):
+    found, truth = models(problem, estimator), PROBLEMS[problem]()
+    # Groups of draws are independent and equal: the variance that they report is itself unbiased.
+    assert_zero_mean(found["value_variance"] - (found["value"] - truth.value) ** 2)
+    # Of the gradient only nearly: with so few draws a baseline shared by the groups ties them together.
+    spread = found["slope"].var()
+    assert 0.6 * spread < found["slope_variance"].mean() < 1.5 * spread
+    # The stand-in for the gradient's noise: no mean, and the same spread.
+    assert_zero_mean(found["noise"])
+    directions = np.cos(np.arange(found["grad"].shape[1]))
+    assert 0.6 * spread < (found["noise"] @ directions).var() < 1.5 * spread
+
+
+# -- the test has teeth -----------------------------------------------------------------------------------------------
+
+
+class MissingCount(eqx.Module):
+    """The paper's gradient and Hessian without 1/T and 1/S (erratum 1)."""
+
+    base: PaperScore
+
+    def __call__(self, target, q, key):
+        local = self.base(target, q, key)
+        entropy = q.entropy_gradient()
+        grad = self.base.num_draws * (local.grad - entropy) + entropy
+        return dataclasses.replace(local, grad=grad)
+
+
+class MissingEntropyHessian(eqx.Module):
+    """The paper's Hessian as Scheme II averages it, without the entropy (erratum 8)."""
+
+    base: PaperScore
+
+    def __call__(self, target, q, key):
+        local = self.base(target, q, key)
+        return dataclasses.replace(local, curvature=local.curvature.add_blocks(q.entropy_hessian().scale(-1.0)))
+
+
+class MissingAnchor(eqx.Module):
+    """E[M r] without -F."""
+
+    base: AnchoredScore
+
+    def __call__(self, target, q, key):
+        local = self.base(target, q, key)
+        return dataclasses.replace(local, curvature=local.curvature.add_blocks(local.fisher))
+
+
+class NaiveAntithetic(Antithetic):
+    """Pairs passed off as independent draws: the baseline of a draw contains its mirror image."""
+
+    def unit(self, q, num_draws):
+        return 1
+
+
+class NaiveSobol(Sobol):
+    """Points of one net passed off as independent draws."""
+
+    def unit(self, q, num_draws):
+        return 1
+
+
+class SameDrawControl(ScalarControl):
+    """A coefficient fitted on the very draws that it is applied to."""
+
+    def reduce(self, terms, scores, unit):
+        return terms - self.fit(terms, scores)(scores)
+
+
+BIASED = {
+    "missing 1/S": (MissingCount(PaperScore(4)), exact.bits),
+    "missing entropy Hessian": (MissingEntropyHessian(PaperScore(8)), exact.precision_and_location),
+    "missing Fisher anchor": (MissingAnchor(AnchoredScore(8)), exact.bits),
+    "leave-one-out over antithetic pairs": (AnchoredScore(4, draws=NaiveAntithetic()), exact.bits),
+    "leave-one-out over a Sobol net": (AnchoredScore(8, draws=NaiveSobol(num_scrambles=2)), exact.bits),
+    "control variate on its own draws": (AnchoredScore(8, control=SameDrawControl()), exact.bits),
+    "N/B counted twice": (AnchoredScore(8), lambda: exact.regression(likelihood_factor=4.0)),
+    "N/B counted twice, pathwise": (Pathwise(4), lambda: exact.regression(likelihood_factor=4.0)),
+}
+
+
+@pytest.mark.parametrize("name", BIASED)
+def test_biased_estimators_fail_the_test_of_bias(name):
+    estimator, problem = BIASED[name]
+    with pytest.raises(AssertionError, match="standard errors from zero"):
+        assert_unbiased(sample_local_models(estimator, problem()), problem())
+
+
+# -- minibatches ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("estimator", [AnchoredScore(8), Pathwise(4)], ids=["anchored", "pathwise"])
+def test_noise_of_minibatches_is_reported(estimator):
+    whole = sample_local_models(estimator, exact.regression(batch_size=12))
+    batched = sample_local_models(estimator, exact.regression(batch_size=3))
+    assert batched["value"].var() > 1.5 * whole["value"].var()
+    for variance, value in (("value_variance", "value"), ("slope_variance", "slope")):
+        # Within 10 standard errors of the full-data noise the report would have missed the batches.
+        assert batched[variance].mean() > 1.3 * whole[value].var()
+
+
+@pytest.mark.parametrize("draws", [Independent(), Sobol()], ids=["one draw a batch", "one net a batch"])
+def test_baseline_where_every_minibatch_holds_one_unit(draws):
+    # Eight draws, eight batches: within a batch there is no other draw to take a baseline from.
+    problem = exact.regression()
+    assert_unbiased(sample_local_models(AnchoredScore(8, draws=draws), problem), problem)
+
+
+# -- anchoring --------------------------------------------------------------------------------------------------------
+
+
+def _posterior_bits():
+    logits = np.array([0.3, -1.0, 2.0, 0.0])
+    target = Target(
+        lambda theta: jnp.asarray(logits) @ theta["x"] + 5.0,
+        {"x": np.zeros(4, int)},
+        {"x": constraints.boolean},
+        order=0,
+    )
+    q = MeanField(target)
+    return target, q.replace(jnp.asarray(logits))
+
+
+def _posterior_normals():
+    target = Target(lambda theta: -jnp.sum((theta["x"] - 1.0) ** 2 / 8) + 5.0, {"x": np.zeros(3)})
+    q = MeanField(target)
+    return target, q.replace(jnp.tile(jnp.array([1.0, np.log(2.0)]), 3))
+
+
+@pytest.mark.parametrize("make", [_posterior_bits, _posterior_normals], ids=["bits", "normals"])
+@pytest.mark.parametrize("draws", DRAWS)
+def test_anchored_noise_vanishes_at_the_posterior(make, draws):
+    target, q = make()
+    local = eqx.filter_jit(AnchoredScore(8, draws=DRAWS[draws]))(target, q, jax.random.key(0))
+    np.testing.assert_allclose(local.grad, 0, atol=1e-13)
+    np.testing.assert_allclose(local.curvature.dense(), -local.fisher.dense(), atol=1e-13)
+    np.testing.assert_allclose(local.value_se, 0, atol=1e-13)
+
+
+@lru_cache
+def _shifted_models(kind, constant):
+    estimator = {"paper": PaperScore(8), "anchored": AnchoredScore(8)}[kind]
+    return sample_local_models(estimator, exact.gaussian(constant=constant), num_replicates=500)
+
+
+def test_anchored_estimates_ignore_additive_constants():
+    plain, shifted = _shifted_models("anchored", 0.0), _shifted_models("anchored", -1000.0)
+    for part in ("grad", "hessian", "value_variance"):
+        np.testing.assert_allclose(shifted[part], plain[part], rtol=1e-7, atol=1e-8)
+    np.testing.assert_allclose(shifted["value"], plain["value"] - 1000, rtol=1e-12)
+
+
+def test_additive_constants_swamp_the_paper_form():
+    # Erratum 2: ln p(theta | x) and ln p(theta, x) differ by a constant, which leaves the mean and ruins the variance.
+    plain, shifted = _shifted_models("paper", 0.0), _shifted_models("paper", -1000.0)
+    assert_zero_mean(shifted["grad"] - exact.gaussian().gradient)
+    for part in ("grad", "hessian"):
+        noise = [found[part].var(0).sum() for found in (plain, shifted, _shifted_models("anchored", -1000.0))]
+        assert noise[1] > 1e4 * noise[0] > 1e4 * noise[2]
+
+
+# -- cost -------------------------------------------------------------------------------------------------------------
+
+
+def _shapes(jaxpr):
+    """Shapes of all arrays that a jaxpr makes, those of its inner jaxprs included."""
+    for equation in jaxpr.eqns:
+        yield from (variable.aval.shape for variable in equation.outvars if hasattr(variable.aval, "shape"))
+        for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda leaf: hasattr(leaf, "eqns")):
+            if hasattr(inner, "eqns"):
+                yield from _shapes(inner)
+            elif hasattr(inner, "jaxpr"):
+                yield from _shapes(inner.jaxpr)
+
+
+@pytest.mark.parametrize(
+    "estimator", [PaperScore(8), AnchoredScore(8), Pathwise(8)], ids=["paper", "anchored", "pathwise"]
+)
+def test_products_form_no_square_array(estimator):
+    target = Target(lambda theta: -jnp.sum(theta["x"] ** 4), {"x": np.zeros(250)})
+    q = MeanField(target)
+
+    def product(params, key, v):
+        return estimator(target, q.replace(params), key).curvature.mv(v)
+
+    def dense(params, key, v):
+        return estimator(target, q.replace(params), key).curvature.dense()
+
+    def largest(function):
+        jaxpr = jax.make_jaxpr(function)(q.params, jax.random.key(0), q.params)
+        return max(int(np.prod(shape)) for shape in _shapes(jaxpr.jaxpr))
+
+    assert q.num_params == 500
+    # S P numbers and a block of four per factor and draw, nothing near P^2; the dense form shows that the walk finds it.
+    assert largest(product) <= 8 * 4 * 500 < 500**2 <= largest(dense)
+
+
+def test_calls_are_counted():
+    problem = exact.precision_and_location()
+
+    def counts(estimator):
+        local = estimator(problem.target, problem.q, jax.random.key(0))
+        return local.counts.log_density, local.counts.gradient, local.counts.hvp, local.calls_per_product
+
+    assert counts(PaperScore(4, 6)) == (10, 0, 0, 0)
+    assert counts(AnchoredScore(8)) == (8, 0, 0, 0)
+    assert counts(Pathwise(4)) == (4, 4, 0, 4)
+
+
+# -- draws ------------------------------------------------------------------------------------------------------------
+
+
+def test_sobol_beyond_its_dimensions_is_antithetic():
+    size = SOBOL_DIMENSIONS + 1
+    target = Target(lambda theta: -jnp.sum(theta["x"] ** 2), {"x": np.zeros(size)})
+    q, key = MeanField(target), jax.random.key(0)
+    assert size == 21_202 and Sobol().unit(q, 4) == 2
+    np.testing.assert_array_equal(Sobol().sample(q, key, 4)[0], Antithetic().sample(q, key, 4)[0])
+    np.testing.assert_array_equal(Sobol().noise(q, key, 4), Antithetic().noise(q, key, 4))
+
+
+def test_sobol_draws_are_better_spread_than_independent_ones():
+    problem = exact.precision_and_location()
+    spread = {}
+    for name in ("independent", "sobol"):
+        spread[name] = sample_local_models(Pathwise(32, DRAWS[name]), problem, num_replicates=500)["value"].std()
+    assert spread["sobol"] < 0.5 * spread["independent"]
+
+
+def test_draws_are_reproducible():
+    problem = exact.bits()
+    for draws in DRAWS.values():
+        first, second, other = (draws.sample(problem.q, jax.random.key(seed), 8)[0] for seed in (0, 0, 1))
+        np.testing.assert_array_equal(first, second)
+        assert np.any(first != other)
+
+
+@pytest.mark.parametrize("estimator", [PaperScore, AnchoredScore, Pathwise])
+@pytest.mark.parametrize("number", [0, -3, 2.5, None])
+def test_a_wrong_number_of_draws_is_refused(estimator, number):
+    with pytest.raises(ValueError, match="num_draws must be an integer"):
+        estimator(number)
+
+
+@pytest.mark.parametrize("estimator", [PaperScore, AnchoredScore])
+def test_no_gradient_draws_are_refused(estimator):
+    with pytest.raises(ValueError, match="num_gradient_draws"):
+        estimator(8, 0)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "message"),
+    [
+        (AnchoredScore(1 + 2, draws=Antithetic()), "units of 2"),
+        (Pathwise(6, Sobol()), "multiple of num_scrambles"),
+        (AnchoredScore(2, draws=Antithetic()), "1 unit"),
+        (AnchoredScore(8, draws=Sobol(num_scrambles=1)), "1 unit"),
+        (AnchoredScore(5, control=ScalarControl()), "even number"),
+        (AnchoredScore(8, draws=Sobol(num_scrambles=2), control=ScalarControl()), "at least 4"),
+    ],
+)
+def test_draws_that_do_not_divide_are_refused(estimator, message):
+    problem = exact.precision_and_location()
+    with pytest.raises(ValueError, match=message):
+        estimator(problem.target, problem.q, jax.random.key(0))
+
+
+def test_one_group_of_draws_does_not_know_its_noise():
+    problem = exact.precision_and_location()
+    local = eqx.filter_jit(PaperScore(1))(problem.target, problem.q, jax.random.key(0))
+    assert np.isinf(local.value_se) and np.isinf(local.slope_variance(local.grad))
+    assert np.all(np.isnan(local.half_difference()))
+
+
+def test_curvature_is_block_diagonal_plus_low_rank():
+    problem = exact.categories()
+    local = eqx.filter_jit(AnchoredScore(8))(problem.target, problem.q, jax.random.key(0))
+    assert isinstance(local.curvature, BlockLowRank)
+    assert local.curvature.vectors.shape == (8, 7) and np.any(np.asarray(local.curvature.weights) < 0)

@@ -65,16 +65,21 @@ def race(problem: Problem, entry: Entry, seeds, thresholds, max_calls: int, max_
     def method(value):
         return entry.build(value if entry.rates else None)
 
+    # The target is an argument, not a constant: XLA would spend its time folding the data.
+    data, code = eqx.partition(problem.target, eqx.is_array)
+
     def start(value, key):
         state = method(value).init(problem.target, problem.start, key)
         dynamic, static["state"] = eqx.partition(state, eqx.is_array)
         return dynamic
 
-    def advance(value, key, dynamic, first, num_steps):
+    def advance(data, value, key, dynamic, first, num_steps):
+        target = eqx.combine(data, code)
+
         def body(i, carry):
             dynamic, spent = carry
             state = eqx.combine(dynamic, static["state"])
-            state, record = method(value).step(problem.target, state, jax.random.fold_in(key, first + i))
+            state, record = method(value).step(target, state, jax.random.fold_in(key, first + i))
             counts = record.counts
             spent = spent + jnp.stack([counts.log_density, counts.gradient, counts.hvp])
             return eqx.filter(state, eqx.is_array), spent
@@ -85,13 +90,14 @@ def race(problem: Problem, entry: Entry, seeds, thresholds, max_calls: int, max_
     began = time.perf_counter()
     dynamic = jax.jit(jax.vmap(start))(values, keys)
     zero = jnp.zeros((), jnp.int32)
-    program = jax.jit(jax.vmap(advance, in_axes=(0, 0, 0, None, None))).lower(values, keys, dynamic, zero, zero).compile()
+    side_by_side = jax.jit(jax.vmap(advance, in_axes=(None, 0, 0, 0, None, None)))
+    program = side_by_side.lower(data, values, keys, dynamic, zero, zero).compile()
     compiled = time.perf_counter()
 
     steps, spent, looks = 0, np.zeros((len(lanes), 3), np.int64), []
     while True:
         num_steps = max(1, int(np.ceil(LOOK * steps)))
-        dynamic, more, gap = program(values, keys, dynamic, jnp.int32(steps), jnp.int32(num_steps))
+        dynamic, more, gap = program(data, values, keys, dynamic, jnp.int32(steps), jnp.int32(num_steps))
         steps += num_steps
         spent = spent + np.asarray(more)
         looks.append((steps, spent, np.asarray(gap)))

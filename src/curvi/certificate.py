@@ -1,8 +1,9 @@
 """A certificate: how many nats are left to gain at q, with a standard error, on fresh draws.
 
-The Newton decrement g'(-H)^-1 g / 2 with the best curvature that the target allows, whatever the method that led to q: first-order methods
-cannot see flat directions, along which a small gradient still leaves much to gain. Infinite where -H is not positive definite, which a solve
-with a random right-hand side looks for besides: at a symmetric saddle, mirrored draws give a gradient without any part along the way up.
+The Newton decrement g'(-H)^-1 g / 2 with the best curvature that the target allows, whatever the method that led to
+q: first-order methods cannot see flat directions, along which a small gradient still leaves much to gain. Infinite
+where -H is not positive definite, which a solve with a random right-hand side looks for besides: at a symmetric
+saddle, mirrored draws give a gradient without any part along the way up.
 """
 
 import equinox as eqx
@@ -35,7 +36,9 @@ class Certificate(eqx.Module):
 
 @eqx.filter_jit
 def certify(target: AbstractTarget, q: MeanField, key) -> Certificate:
-    """The certificate of q: pathwise curvature where the target has two derivatives, shrunk score curvature elsewhere."""
+    """The certificate of q: pathwise curvature where the target has two derivatives, shrunk score curvature
+    elsewhere.
+    """
     key_estimate, key_solve, key_probe = jax.random.split(key, 3)
     pathwise = target.order >= 2 and q.reparameterised
     estimator = (
@@ -46,7 +49,8 @@ def certify(target: AbstractTarget, q: MeanField, key) -> Certificate:
     step = newton_step(local, local.curvature, solver, jnp.inf, 1.0, 0.0, not pathwise, key_solve)
     gain, num_products = step.remaining_gain, step.num_products
     if pathwise:
-        # Score curvature is left out: its own noise would be taken for a way up, and independent draws point in all directions anyway.
+        # Score curvature is left out: its own noise would be taken for a way up, and independent draws point in all
+        # directions anyway.
         operator = local.curvature.whiten(local.fisher.factorise()).scale(-1.0)
         probe = _PROBE(operator, jax.random.normal(key_probe, local.grad.shape, local.grad.dtype))
         gain = jnp.where(probe.code == SolveOutcome.NEGATIVE_CURVATURE, jnp.inf, gain)

@@ -1,6 +1,8 @@
-"""The demonstration: one Bayesian logistic regression, fitted by the paper's methods, the default and a first-order rival.
+"""The demonstration: one Bayesian logistic regression, fitted by the paper's methods, the default and a first-order
+rival.
 
-Needs scikit-learn, for its data. Rows hold all that tables and pictures show, so that either can be made again from a file of them.
+Needs scikit-learn, for its data. Rows hold all that tables and pictures show, so that either can be made again from a
+file of them.
 """
 
 import dataclasses
@@ -29,10 +31,11 @@ _MEASURED_POINTS = 12  # each costs a fit
 
 
 def breast_cancer_target() -> Target:
-    """Logistic regression of benign tumours on the Wisconsin breast cancer data: 569 rows, 31 latents in the one vector `beta`.
+    """Logistic regression of benign tumours on the Wisconsin breast cancer data: 569 rows, 31 latents in the one
+    vector `beta`.
 
-    beta[0] is the intercept, the rest belong to the 30 features, standardised; each has a standard normal prior. The dtype is JAX's
-    default. Raises ImportError, with what to install, where scikit-learn is missing.
+    beta[0] is the intercept, the rest belong to the 30 features, standardised; each has a standard normal prior. The
+    dtype is JAX's default. Raises ImportError, with what to install, where scikit-learn is missing.
     """
     try:
         from sklearn.datasets import load_breast_cancer
@@ -84,7 +87,8 @@ def contestants(quick: bool = False) -> list[Contestant]:
 
 
 def run(target: Target, chosen: list[Contestant], seed: int, *, progress: bool = True) -> Iterator[dict]:
-    """The row of each contestant, one after the other, all from the same key: final ELBOs share their draws and can be compared.
+    """The row of each contestant, one after the other, all from the same key: final ELBOs share their draws and can
+    be compared.
 
     Ends after a fit that was interrupted.
     """
@@ -137,7 +141,9 @@ def as_row(contestant: Contestant, result: Fit, curve: dict[str, list], seed: in
 
 
 def _smoothed_curve(history: History) -> dict[str, list]:
-    """A method's own ELBO estimates against cost, each the mean over the last fifth of the steps so far: single ones are noisy."""
+    """A method's own ELBO estimates against cost, each the mean over the last fifth of the steps so far: single ones
+    are noisy.
+    """
     ends = _spread(len(history), _CURVE_POINTS)
     return _curve(history, ends, [float(np.mean(history.elbo[end - max(1, end // 5) : end])) for end in ends])
 

@@ -13,6 +13,7 @@ from curvi.results import Fit
 from curvi.stepwise import StepwiseRun
 from curvi.target import AbstractTarget, MinibatchTarget, check_scale
 
+
 def fit(
     target: AbstractTarget,
     *,
@@ -44,7 +45,8 @@ def fit(
 
     Returns
     -------
-    A `Fit`. Numerical trouble is an outcome of it; ValueError is raised for wrong input and where no finite start exists.
+    A `Fit`. Numerical trouble is an outcome of it; ValueError is raised for wrong input and where no finite start
+    exists.
     """
     _check_input(target, key, family, method, num_steps, tolerance)
     q = MeanField(target) if family is None else family
@@ -104,7 +106,8 @@ def check_key(key) -> None:
         raise ValueError("fit needs a random key: pass key=jax.random.key(0)")
     if not eqx.is_array(key) or not jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key):
         raise ValueError(
-            "key must be a typed key from jax.random.key(seed); old-style jax.random.PRNGKey arrays and integers are not taken"
+            "key must be a typed key from jax.random.key(seed); "
+            "old-style jax.random.PRNGKey arrays and integers are not taken"
         )
     if key.shape != ():
         raise ValueError(f"key must be a single key; got an array of keys of shape {key.shape}")

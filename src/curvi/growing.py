@@ -1,4 +1,4 @@
-"""The host's side of growing draws: rounds of climbing, how many draws the next one needs, and the final certificate."""
+"""The host's side of growing draws: rounds of climbing, the draws that the next one needs, the final certificate."""
 
 import math
 import time
@@ -37,7 +37,8 @@ class GrowingRun:
     ):
         self.method, self.target, self.clock, self.display = method, target, clock, display
         self.key = key
-        # Words of the key seed the host's generators: every operation of JAX outside the program would cost a compilation.
+        # Words of the key seed the host's generators: every operation of JAX outside the program would cost a
+        # compilation.
         self.words = np.asarray(jax.random.key_data(key)).astype(np.uint32)
         self.q = q
         self.counts = CallCounts()
@@ -83,7 +84,9 @@ class GrowingRun:
             num_draws, index = self._more(num_draws, bias if definite else np.inf, tolerance), index + 1
 
     def _more(self, num_draws: int, bias: float, tolerance: float) -> int:
-        """Draws of the next round: the bias falls at least like 1 / draws, and by much more where moments begin to match."""
+        """Draws of the next round: the bias falls at least like 1 / draws, and by much more where moments begin to
+        match.
+        """
         matched = 4 * self.q.num_factors  # two halves, two signs, as many pairs as dimensions
         if num_draws < matched <= self.capacity:
             return min(2 ** math.ceil(math.log2(matched)), 16 * num_draws)

@@ -51,7 +51,9 @@ class Smoothed(eqx.Module):
 
 
 def wants_certificate(rule: StopRule, record: Record, smoothed: Smoothed):
-    """Whether this step, or the mean of the last ones, puts the remaining gain plus two standard errors below the threshold."""
+    """Whether this step, or the mean of the last ones, puts the remaining gain plus two standard errors below the
+    threshold.
+    """
     now = record.remaining_gain + 2 * record.remaining_gain_se <= rule.threshold
     over_time = (smoothed.gain + 2 * smoothed.error() <= rule.threshold) & (smoothed.steps >= rule.window)
     return now | over_time
@@ -63,9 +65,11 @@ def blank_smoothed(dtype) -> Smoothed:
 
 @eqx.filter_jit
 def run_chunk(method: Method, target: AbstractTarget, state, smoothed: Smoothed, rule: StopRule, key, first, num_steps):
-    """Up to `num_steps` (at most CHUNK) steps from step index `first` on; ends early where the stop rule asks for a certificate.
+    """Up to `num_steps` (at most CHUNK) steps from step index `first` on; ends early where the stop rule asks for a
+    certificate.
 
-    Returns state, smoothed, records of shape (CHUNK,), the number of steps taken, and whether a certificate is asked for.
+    Returns state, smoothed, records of shape (CHUNK,), the number of steps taken, and whether a certificate is asked
+    for.
     """
 
     def advance(carry):

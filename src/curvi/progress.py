@@ -33,7 +33,8 @@ class _Line:
 
     def show(self, taken, records, counts):
         last = (records.elbo, records.elbo_se, records.remaining_gain)
-        self.note(taken, *(float(column[-1]) for column in last), counts, float(records.radius[-1]))
+        elbo, elbo_se, gain = (float(column[-1]) for column in last)
+        self.note(taken, elbo, elbo_se, gain, counts, float(records.radius[-1]))
 
     def note(self, taken, elbo, elbo_se, gain, counts, radius=np.nan):
         words = [f"ELBO {elbo:.2f} ± {elbo_se:.2g}"]

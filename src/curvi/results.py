@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from curvi.estimate.draws import Sobol
 from curvi.diagnostics.linear_response import Covariance, linear_response, sample_covariance
+from curvi.estimate.draws import Sobol
 from curvi.family import MeanField
 from curvi.outcome import Outcome
 from curvi.target import AbstractTarget
@@ -67,7 +67,8 @@ class Fit:
     elbo, elbo_se
         On fresh draws and the full data, with its standard error.
     remaining_gain, remaining_gain_se
-        Nats still to be gained at this optimum, and the standard error; infinite where the Hessian is not negative definite.
+        Nats still to be gained at this optimum, and the standard error; infinite where the Hessian is not negative
+        definite.
     history, counts, seconds
         What happened, and what it cost.
     """
@@ -102,8 +103,8 @@ class Fit:
 
     @functools.cached_property
     def _moments(self):
-        # Closed forms exist on working coordinates only; 4,096 fixed draws give means on the supports to about 0.016 sd.
-        # Drawn outside of any compiled program: the points would be a constant of it.
+        # Closed forms exist on working coordinates only; 4,096 fixed draws give means on the supports to about 0.016
+        # sd. Drawn outside of any compiled program: the points would be a constant of it.
         draws = _to_outputs(self.target, self.q, Sobol().sample(self.q, jax.random.key(0), 4096))
         return {name: (np.mean(v, 0, dtype=float), np.std(v, 0, dtype=float)) for name, v in draws.items()}
 
@@ -114,7 +115,8 @@ class Fit:
     def sd(self, kind: str = "mean_field") -> dict[str, np.ndarray]:
         """Posterior standard deviations by name, on the model's supports.
 
-        `kind="mean_field"` is the spread of q, too small where latents are correlated; `kind="linear_response"` corrects for that.
+        `kind="mean_field"` is the spread of q, too small where latents are correlated; `kind="linear_response"`
+        corrects for that.
         """
         if kind == "linear_response":
             return self.covariance(kind).sd()
@@ -166,7 +168,9 @@ _CHUNK = 256
 
 
 def log_ratios(target: AbstractTarget, q: MeanField, key, num_draws: int) -> jax.Array:
-    """ln p - ln q of `num_draws` independent draws on the full data, in chunks so that memory does not grow with their number."""
+    """ln p - ln q of `num_draws` independent draws on the full data, in chunks so that memory does not grow with
+    their number.
+    """
     chunks = -(-num_draws // _CHUNK)
     return _log_ratio_chunks(target, q, jax.random.split(key, chunks * _CHUNK).reshape(chunks, _CHUNK))[:num_draws]
 

@@ -1,8 +1,9 @@
 """Targets: unnormalised log densities with names, shapes, supports and a differentiation order.
 
-A target is all that inference knows of a model: l(theta) = ln p(theta, X) for a dict `theta` of named latents on the model's own supports.
-The user's Python function is traced exactly once, when the target is made; from then on its traced form is called, and arrays that it closed
-over are data of the target rather than constants baked into every compiled program.
+A target is all that inference knows of a model: l(theta) = ln p(theta, X) for a dict `theta` of named latents on the
+model's own supports. The user's Python function is traced exactly once, when the target is made; from then on its
+traced form is called, and arrays that it closed over are data of the target rather than constants baked into every
+compiled program.
 """
 
 import dataclasses
@@ -58,7 +59,9 @@ class AbstractTarget(eqx.Module):
 
     @property
     def dtype(self):
-        """The floating-point type of the computation: that of the continuous latents, or JAX's default if all are discrete."""
+        """The floating-point type of the computation: that of the continuous latents, or JAX's default if all are
+        discrete.
+        """
         floats = [latent.dtype for latent in self.latents if not latent.discrete]
         return jnp.result_type(*floats) if floats else jnp.result_type(float)
 
@@ -69,7 +72,8 @@ class Target(AbstractTarget):
     Parameters
     ----------
     log_density
-        Takes a dict of arrays by name, on the model's own supports, and returns a scalar: ln p(theta, X). Jacobians are added by curvi.
+        Takes a dict of arrays by name, on the model's own supports, and returns a scalar: ln p(theta, X). Jacobians
+        are added by curvi.
     init
         An example of that dict, and the point where inference starts. Its dtype is that of the computation.
     supports
@@ -102,8 +106,8 @@ class Target(AbstractTarget):
 class MinibatchTarget(AbstractTarget):
     """A log density that is a prior plus a sum over data rows, estimated on random batches of rows.
 
-    The estimate is log_prior(theta) + (N / B) * sum over the batch of log_likelihood_row(theta, row). The factor N/B stands here and nowhere
-    else: estimators see one number per draw, so gradients and Hessians carry it exactly once.
+    The estimate is log_prior(theta) + (N / B) * sum over the batch of log_likelihood_row(theta, row). The factor N/B
+    stands here and nowhere else: estimators see one number per draw, so gradients and Hessians carry it exactly once.
 
     Parameters
     ----------

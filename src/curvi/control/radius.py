@@ -1,7 +1,8 @@
 """The trust radius in nats, moved by a ratio test that knows its own noise.
 
-The actual gain is a difference of two Monte Carlo estimates. Below their standard error it says nothing of the model's quality, so the radius
-moves only on evidence: a clear shortfall shrinks it, a gain in line with the prediction at the edge lets it grow, a clear loss is rejected.
+The actual gain is a difference of two Monte Carlo estimates. Below their standard error it says nothing of the
+model's quality, so the radius moves only on evidence: a clear shortfall shrinks it, a gain in line with the
+prediction at the edge lets it grow, a clear loss is rejected.
 """
 
 import equinox as eqx
@@ -25,7 +26,9 @@ class RadiusControl(eqx.Module):
     num_errors: float = 2.0
 
     def __call__(self, radius, step, actual, actual_se):
-        """Whether to accept, and the next radius. The fractions 1/4 and 3/4 are Nocedal and Wright's (2006, algorithm 4.1)."""
+        """Whether to accept, and the next radius. The fractions 1/4 and 3/4 are Nocedal and Wright's (2006, algorithm
+        4.1).
+        """
         slack = self.num_errors * actual_se
         accept = actual >= -slack
         poor = actual + slack < 0.25 * step.predicted

@@ -1,7 +1,8 @@
 """Newton and natural-gradient steps inside a ball of given Kullback-Leibler divergence.
 
-Everything happens in Fisher-whitened coordinates, p_white = L' p with F = L L': there the natural gradient is the gradient, the Fisher
-blocks precondition every solver without being mentioned, and |p_white|^2 / 2 is the divergence between q and the moved q in nats.
+Everything happens in Fisher-whitened coordinates, p_white = L' p with F = L L': there the natural gradient is the
+gradient, the Fisher blocks precondition every solver without being mentioned, and |p_white|^2 / 2 is the divergence
+between q and the moved q in nats.
 """
 
 import equinox as eqx
@@ -27,7 +28,8 @@ class Step(eqx.Module):
     divergence
         |p|_F^2 / 2, the divergence it covers.
     remaining_gain, remaining_gain_se
-        The Newton decrement g'(-H)^-1 g / 2, corrected for the noise of g, and its standard error; infinite where -H is not definite.
+        The Newton decrement g'(-H)^-1 g / 2, corrected for the noise of g, and its standard error; infinite where -H
+        is not definite.
     curvature_weight
         How much of the estimated departure of -H from F was believed, 0 (natural gradient) to 1.
     """
@@ -46,9 +48,11 @@ class Step(eqx.Module):
 def newton_step(
     local: LocalModel, curvature: Operator, solver: Solver, radius, length, damping: float, shrink: bool, key
 ) -> Step:
-    """The step of (-H + damping F) p = g, clipped to the divergence `radius`; the natural gradient where the solve fails.
+    """The step of (-H + damping F) p = g, clipped to the divergence `radius`; the natural gradient where the solve
+    fails.
 
-    `length` multiplies the step (1 except when averaging out noise). With `shrink`, -H is first shrunk towards F by its measured noise.
+    `length` multiplies the step (1 except when averaging out noise). With `shrink`, -H is first shrunk towards F by
+    its measured noise.
     """
     key_solve, key_noise, key_weight = jax.random.split(key, 3)
     factor = local.fisher.factorise()
@@ -102,7 +106,8 @@ def natural_gradient_step(local: LocalModel, radius, length) -> Step:
 def curvature_weight(local: LocalModel, factor, key, num_probes: int = 8):
     """The share of the estimated -H - F that is signal: <C1, C2> / |(C1 + C2)/2|^2 over two half-sample estimates.
 
-    C = F^-1/2 (-H) F^-1/2 - I. Inner products of matrices are traces, taken by random signs (Hutchinson 1990), so nothing dense is formed.
+    C = F^-1/2 (-H) F^-1/2 - I. Inner products of matrices are traces, taken by random signs (Hutchinson 1990), so
+    nothing dense is formed.
     """
     if local.curvature_halves is None:
         return jnp.ones((), local.grad.dtype)
@@ -116,8 +121,9 @@ def curvature_weight(local: LocalModel, factor, key, num_probes: int = 8):
 def _decrement(local, factor, x, gradient, noise_x, noise):
     """g'x/2 with x = (-H)^-1 g, less what the noise of g adds to it on average; and the standard error of the result.
 
-    With e a copy of the noise of g, E[g' B e ...] gives E[g'Bg - e'Be] = (E g)' B (E g): the two half-sample gradients g + e and g - e
-    are independent. Var = x'Cx + tr((BC)^2), C the covariance of g, the second term estimated by e'BCBe.
+    With e a copy of the noise of g, E[g' B e ...] gives E[g'Bg - e'Be] = (E g)' B (E g): the two half-sample
+    gradients g + e and g - e are independent. Var = x'Cx + tr((BC)^2), C the covariance of g, the second term
+    estimated by e'BCBe.
     """
     gain = (gradient @ x - noise @ noise_x) / 2
     variance = local.slope_variance(factor.solve_transpose(x)) + local.slope_variance(factor.solve_transpose(noise_x))

@@ -1,8 +1,9 @@
-"""Linear-response covariance: how posterior means answer to a tilt of the log density (Giordano, Broderick and Jordan 2018).
+"""Linear-response covariance: how posterior means answer to a tilt of the log density (Giordano, Broderick and Jordan
+2018).
 
-Mean-field standard deviations ignore correlation and come out too small. But add t' g(theta) to ln p, and the fitted means move by
-J (-H)^-1 J' t to first order, with H the Hessian of the ELBO at the optimum and J the derivative of the means E_q[g] with respect to the
-variational parameters; for the exact posterior that derivative is its covariance. So
+Mean-field standard deviations ignore correlation and come out too small. But add t' g(theta) to ln p, and the fitted
+means move by J (-H)^-1 J' t to first order, with H the Hessian of the ELBO at the optimum and J the derivative of the
+means E_q[g] with respect to the variational parameters; for the exact posterior that derivative is its covariance. So
 
     Cov ~ J (-H)^-1 J',
 

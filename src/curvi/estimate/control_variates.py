@@ -1,10 +1,12 @@
-"""Control variates for the score gradient: terms f_i = w_i s_i lose what the scores, whose mean is known to be zero, explain of them.
+"""Control variates for the score gradient: terms f_i = w_i s_i lose what the scores, whose mean is known to be zero,
+explain of them.
 
     f_i - A s_i,      A = Cov(f, s) Var(s)^-1
 
-with A a number (Paisley, Blei and Jordan 2012), one number per parameter (Ranganath, Gerrish and Blei 2014), or a matrix (Wang, Chen, Smola and
-Xing 2013; here over all parameters, by least squares). A fitted on the draws it is applied to would bias the gradient, so the draws are cut in
-two halves and each half uses the coefficients of the other.
+with A a number (Paisley, Blei and Jordan 2012), one number per parameter (Ranganath, Gerrish and Blei 2014), or a
+matrix (Wang, Chen, Smola and Xing 2013; here over all parameters, by least squares). A fitted on the draws it is
+applied to would bias the gradient, so the draws are cut in two halves and each half uses the coefficients of the
+other.
 """
 
 from abc import abstractmethod

@@ -1,9 +1,11 @@
-"""Fixed noise for a deterministic objective: scrambled Sobol points, mirrored, and matched to the normal's second moments.
+"""Fixed noise for a deterministic objective: scrambled Sobol points, mirrored, and matched to the normal's second
+moments.
 
-Antithetic mirroring makes every odd sample moment exactly zero. Where there are at least as many pairs as dimensions, the noise is also whitened,
-so that its second moments are exactly those of the standard normal: the sample average then integrates every quadratic exactly, which is the
-second-order control variate (Miller, Foti, D'Amour and Adams 2017) for every expansion point at once and at no cost. With fewer pairs, each
-coordinate is scaled to unit second moment. Whitening changes fourth moments by a relative 2 / pairs, below their sampling noise.
+Antithetic mirroring makes every odd sample moment exactly zero. Where there are at least as many pairs as dimensions,
+the noise is also whitened, so that its second moments are exactly those of the standard normal: the sample average
+then integrates every quadratic exactly, which is the second-order control variate (Miller, Foti, D'Amour and Adams
+2017) for every expansion point at once and at no cost. With fewer pairs, each coordinate is scaled to unit second
+moment. Whitening changes fourth moments by a relative 2 / pairs, below their sampling noise.
 
 The noise comes in `num_scrambles` independent parts: the spread between them is the noise of the whole.
 """

@@ -1,7 +1,8 @@
 """Draws from q: independent, antithetic, or scrambled Sobol points.
 
-Dependent draws cover the space better, but a leave-one-out baseline is unbiased only if what it averages is independent of the draw it is
-used for. So every kind says in `unit` how many consecutive draws depend on one another: a unit is left out as a whole.
+Dependent draws cover the space better, but a leave-one-out baseline is unbiased only if what it averages is
+independent of the draw it is used for. So every kind says in `unit` how many consecutive draws depend on one another:
+a unit is left out as a whole.
 """
 
 import functools
@@ -76,8 +77,9 @@ class Antithetic(Draws):
 class Sobol(Draws):
     """Scrambled Sobol points in `num_scrambles` independent scrambles; beyond 21,201 dimensions, antithetic pairs.
 
-    The net is scrambled once by SciPy (random linear matrices) and shifted digitally by the key, independently for each scramble: given the net,
-    every point is uniform and different scrambles are independent, at the price of one exclusive-or.
+    The net is scrambled once by SciPy (random linear matrices) and shifted digitally by the key, independently for
+    each scramble: given the net, every point is uniform and different scrambles are independent, at the price of one
+    exclusive-or.
     """
 
     num_scrambles: int = eqx.field(static=True, default=4)
@@ -116,7 +118,9 @@ def sobol_net(num_points: int, dimension: int, seed: int = 0) -> np.ndarray:
 
 
 def _bits_to_unit(bits, dtype):
-    """Uniform numbers in the open unit interval. Single precision keeps 23 bits, centred, so that neither end is reached."""
+    """Uniform numbers in the open unit interval. Single precision keeps 23 bits, centred, so that neither end is
+    reached.
+    """
     if jnp.finfo(dtype).bits >= 64:
         return (bits.astype(dtype) + 0.5) * 2.0**-32
     return ((bits >> 9).astype(dtype) + 0.5) * 2.0**-23

@@ -41,11 +41,13 @@ class LocalModel(eqx.Module):
     fisher
         Fisher information of q: metric, preconditioner, fallback.
     group_grads
-        K independent estimates of the gradient whose mean is `grad`; their spread is its noise. K = 1 says that the noise is not known.
+        K independent estimates of the gradient whose mean is `grad`; their spread is its noise. K = 1 says that the
+        noise is not known.
     log_ratios
         ln p - ln q of the draws behind `value`.
     curvature_halves
-        Two independent estimates of the curvature from half the draws each, or None where it has no noise worth the trouble.
+        Two independent estimates of the curvature from half the draws each, or None where it has no noise worth the
+        trouble.
     counts
         Calls spent on this model.
     calls_per_product
@@ -77,7 +79,8 @@ class LocalModel(eqx.Module):
         half = count // 2
         if half == 0:
             return jnp.full_like(self.grad, jnp.nan)
-        # One half, or a little less where an odd number of groups makes the halves unequal and their difference noisier.
+        # One half, or a little less where an odd number of groups makes the halves unequal and their difference
+        # noisier.
         share = (half * (count - half)) ** 0.5 / count
         return share * (self.group_grads[:half].mean(0) - self.group_grads[half:].mean(0))
 

@@ -2,8 +2,9 @@
 
     L(Gamma) = E[ln p(T(noise; Gamma))] + H(q),
 
-so gradient and Hessian are expectations of ordinary derivatives; Hessian-vector products come forward over reverse, and no matrix is formed.
-At equal draws the noise is far below the score estimator's. Needs an order-2 target and reparameterised factors; misses jumps and kinks.
+so gradient and Hessian are expectations of ordinary derivatives; Hessian-vector products come forward over reverse,
+and no matrix is formed. At equal draws the noise is far below the score estimator's. Needs an order-2 target and
+reparameterised factors; misses jumps and kinks.
 """
 
 import equinox as eqx

@@ -2,11 +2,11 @@
 
 With s = grad ln q, D = hess ln q (block diagonal), M = s s' + D, F = E[s s'] and r = ln p - ln q:
 
-    paper form      grad L = E[s ln p] + grad H(q)       hess L = E[M ln p] + hess H(q)        (paper, equations 4 and 8)
-    anchored form   grad L = E[s r]                      hess L = E[M r] - F
+    paper form      grad L = E[s ln p] + grad H(q)       hess L = E[M ln p] + hess H(q)        (paper, equations 4 and
+    8) anchored form   grad L = E[s r]                      hess L = E[M r] - F
 
-Both are exact. The anchored form subtracts a leave-one-out baseline; its noise vanishes where q equals the posterior (r is then constant), and
-additive constants in ln p do not matter, while they swamp the paper's form.
+Both are exact. The anchored form subtracts a leave-one-out baseline; its noise vanishes where q equals the posterior
+(r is then constant), and additive constants in ln p do not matter, while they swamp the paper's form.
 """
 
 import equinox as eqx
@@ -64,7 +64,8 @@ def draw_sample(target: AbstractTarget, q: MeanField, key, num_draws: int, draws
 
 
 def left_out_weights(r, unit: int, num_parts: int):
-    """Weights (r_i - b_i) / S, b_i the mean of r over all other units of the same part (one minibatch, or one half of the draws).
+    """Weights (r_i - b_i) / S, b_i the mean of r over all other units of the same part (one minibatch, or one half of
+    the draws).
 
     For independent draws this is (r_i - mean r) / (S - 1): the estimators become sample covariances, unbiased.
     """
@@ -160,7 +161,8 @@ class AnchoredScore(eqx.Module):
         if gradient_sample is not sample:
             scores = jax.vmap(q.score)(gradient_sample.x)
         if gradient_sample is not sample or self.control is not None:
-            # A control variate takes its coefficients from the other half of the draws: no baseline may join the halves.
+            # A control variate takes its coefficients from the other half of the draws: no baseline may join the
+            # halves.
             parts = _num_parts(gradient_sample, halves=self.control is not None)
             weights = left_out_weights(ratios, gradient_sample.unit, parts)
         groups = num_groups(gradient_sample.size // gradient_sample.unit)
@@ -175,14 +177,16 @@ class AnchoredScore(eqx.Module):
 
 
 def _num_parts(sample: Sample, halves: bool = False) -> int:
-    """Parts of the draws within which a baseline is taken: the minibatches, or fewer where these hold a single unit each.
+    """Parts of the draws within which a baseline is taken: the minibatches, or fewer where these hold a single unit
+    each.
 
     A baseline from another minibatch is as unbiased, only noisier. With `halves`, no part reaches over the middle.
     """
     num_units, least = sample.size // sample.unit, 4 if halves else 2
     if num_units < least or (halves and num_units % 2):
         raise ValueError(
-            f"{sample.size} draws in independent units of {sample.unit} are {num_units} unit(s); a leave-one-out baseline needs "
+            f"{sample.size} draws in independent units of {sample.unit} are {num_units} unit(s); "
+            "a leave-one-out baseline needs "
             + ("an even number, at least 4, where a control variate halves the draws" if halves else "at least 2")
         )
     if num_units >= 2 * sample.batches and not (halves and sample.batches % 2):
@@ -191,7 +195,9 @@ def _num_parts(sample: Sample, halves: bool = False) -> int:
 
 
 def _half_curvatures(q, fisher, sample: Sample, scores, weights):
-    """Two nearly independent estimates of the Hessian, one from each half of the draws; None with a single unit a half."""
+    """Two nearly independent estimates of the Hessian, one from each half of the draws; None with a single unit a
+    half.
+    """
     num_units = sample.size // sample.unit
     if num_units < 4:
         return None
@@ -208,7 +214,7 @@ def _half_curvatures(q, fisher, sample: Sample, scores, weights):
 def fresh_hessians(
     estimator: PaperScore | AnchoredScore, target: AbstractTarget, q: MeanField, mean, num_draws: int
 ) -> Sampled:
-    """`mean` together with fresh unbiased copies of the Hessian, each from `num_draws` new draws (Scheme II, step 5)."""
+    """`mean` with fresh unbiased copies of the Hessian, each from `num_draws` new draws (Scheme II, step 5)."""
     copy = type(estimator)(num_draws, None, Independent())
     return Sampled(mean, lambda key: copy(target, q, key).curvature, num_draws)
 

@@ -52,7 +52,7 @@ def _normal_fisher(params):
 
 @dataclasses.dataclass(frozen=True)
 class Normal(Factor):
-    """Normal(mu, sigma), gamma = (mu, log sigma). On a constrained latent it is pushed through numpyro's `biject_to`."""
+    """Normal(mu, sigma), gamma = (mu, log sigma). A constrained latent has it pushed through numpyro's `biject_to`."""
 
     num_params = 2
     real_line = True
@@ -117,8 +117,8 @@ class LogNormal(Factor):
 class StudentT(Factor):
     """Student-t(df, mu, sigma) with gamma = (mu, log sigma, log(df - 4)).
 
-    Degrees of freedom stay above 4, so that the fourth moment exists: the estimate of the Hessian, a mean of products of scores with
-    log densities that grow like squares, then has a variance.
+    Degrees of freedom stay above 4, so that the fourth moment exists: the estimate of the Hessian, a mean of products
+    of scores with log densities that grow like squares, then has a variance.
     """
 
     num_params = 3

@@ -124,8 +124,9 @@ class Categorical(Factor):
 class Poisson(Factor):
     """Poisson(rate), gamma = log rate, on counts.
 
-    The entropy has no closed form. Up to rate 30 it is the sum over 0 ... `_TERMS` - 1, whose neglected tail is below 1e-15 of the mass
-    (rate 30, 120 terms); above, the asymptotic series in 1/rate to fifth order, whose error at the switch is below 1e-8.
+    The entropy has no closed form. Up to rate 30 it is the sum over 0 ... `_TERMS` - 1, whose neglected tail is below
+    1e-15 of the mass (rate 30, 120 terms); above, the asymptotic series in 1/rate to fifth order, whose error at the
+    switch is below 1e-8.
     """
 
     num_params = 1

@@ -1,9 +1,10 @@
 """What a factor of a factorised q must know of itself.
 
-A factor q_i(x | gamma_i) has k real, unconstrained parameters gamma_i, so that every Newton step is admissible. Its author writes
-`distribution` (a numpyro distribution), `entropy`, `fisher` and the start; the score s and the Hessian block D come by automatic
-differentiation of the log density unless a closed form is cheaper to compile. All methods take parameters of shape (n, k) and one draw
-of shape (n, *event_shape): n equal factors at once; many draws are a `vmap` away.
+A factor q_i(x | gamma_i) has k real, unconstrained parameters gamma_i, so that every Newton step is admissible. Its
+author writes `distribution` (a numpyro distribution), `entropy`, `fisher` and the start; the score s and the Hessian
+block D come by automatic differentiation of the log density unless a closed form is cheaper to compile. All methods
+take parameters of shape (n, k) and one draw of shape (n, *event_shape): n equal factors at once; many draws are a
+`vmap` away.
 """
 
 import dataclasses
@@ -19,7 +20,9 @@ from curvi.support import describe
 
 @dataclasses.dataclass(frozen=True)
 class Factor(ABC):
-    """One kind of factor; instances hold no arrays and compare by value, so that equal factors share one vectorised group."""
+    """One kind of factor; instances hold no arrays and compare by value, so that equal factors share one vectorised
+    group.
+    """
 
     @property
     @abstractmethod
@@ -38,17 +41,23 @@ class Factor(ABC):
 
     @property
     def real_line(self) -> bool:
-        """Whether the factor lives on the real line, and so may be pushed through a bijection to a constrained latent."""
+        """Whether the factor lives on the real line, and so may be pushed through a bijection to a constrained
+        latent.
+        """
         return False
 
     @property
     def reparameterised(self) -> bool:
-        """Whether a draw is a twice differentiable function of the parameters and of standard normal noise (`from_normal`)."""
+        """Whether a draw is a twice differentiable function of the parameters and of standard normal noise
+        (`from_normal`).
+        """
         return False
 
     @abstractmethod
     def resolve(self, support, shape: tuple[int, ...]) -> "Factor | None":
-        """This factor made concrete for a latent with `support` and `shape` (a categorical learns its K); None if it does not fit."""
+        """This factor made concrete for a latent with `support` and `shape` (a categorical learns its K); None if it
+        does not fit.
+        """
 
     @abstractmethod
     def distribution(self, params: Float[Array, "n k"]) -> Distribution:

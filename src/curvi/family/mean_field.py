@@ -1,8 +1,8 @@
 """The factorised family q(theta | Gamma) = prod_i q_i(theta_i | gamma_i) (paper, equation 1).
 
-An instance is its parameters: one flat vector Gamma plus a static layout. Equal factors of all latents form one vectorised group. A draw x is
-a tuple with one array (n, *event) per group, in *working* coordinates: the factor's own support, before any bijection. Methods take one draw;
-`vmap` gives many.
+An instance is its parameters: one flat vector Gamma plus a static layout. Equal factors of all latents form one
+vectorised group. A draw x is a tuple with one array (n, *event) per group, in *working* coordinates: the factor's own
+support, before any bijection. Methods take one draw; `vmap` gives many.
 """
 
 import dataclasses
@@ -15,8 +15,8 @@ import numpy as np
 from jaxtyping import Array, Float
 from numpyro.distributions import biject_to
 
-from curvi.curvature.blocks import BlockDiagonal, join, split
 from curvi import support as supports
+from curvi.curvature.blocks import BlockDiagonal, join, split
 from curvi.family.continuous import Normal
 from curvi.family.discrete import Bernoulli, Categorical, Poisson
 from curvi.family.factor import Factor
@@ -53,8 +53,8 @@ class MeanField(eqx.Module):
     target
         Gives names, shapes, supports and the start.
     factors
-        `curvi.factors` by latent name. Default by support: a Normal pushed through numpyro's `biject_to` for continuous latents, Bernoulli,
-        Categorical or Poisson for boolean, bounded integer and count latents.
+        `curvi.factors` by latent name. Default by support: a Normal pushed through numpyro's `biject_to` for
+        continuous latents, Bernoulli, Categorical or Poisson for boolean, bounded integer and count latents.
     """
 
     params: Float[Array, " P"]

@@ -5,7 +5,9 @@ import jax.numpy as jnp
 
 
 def bisect(reached, low, high, num_halvings: int):
-    """The least argument in (low, high] at which the monotone condition `reached` holds, to (high - low) / 2^num_halvings."""
+    """The least argument in (low, high] at which the monotone condition `reached` holds, to (high - low) /
+    2^num_halvings.
+    """
 
     def halve(_, ends):
         low, high = ends

@@ -52,8 +52,9 @@ def check_fit(method: AnyMethod, target: AbstractTarget, q: MeanField) -> None:
     name = type(method).__name__
     if target.order < method.needs_order:
         raise ValueError(
-            f"{name} differentiates the log density {method.needs_order} time(s), but the target says order={target.order}; "
-            "use a score method (SchemeI, SchemeII, Algorithm0, NaturalGradient, BBVI), or raise `order` if it is differentiable"
+            f"{name} differentiates the log density {method.needs_order} time(s), but the target says "
+            f"order={target.order}; use a score method (SchemeI, SchemeII, Algorithm0, NaturalGradient, BBVI), "
+            "or raise `order` if it is differentiable"
         )
     if method.needs_reparameterised and not q.reparameterised:
         names = sorted(slot.latent.name for slot in q.layout.slots if not q.layout.factors[slot.group].reparameterised)

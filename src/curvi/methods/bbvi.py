@@ -1,4 +1,6 @@
-"""Black-box variational inference: stochastic gradient ascent on the score gradient, the first-order methods that the paper builds on."""
+"""Black-box variational inference: stochastic gradient ascent on the score gradient, the first-order methods that the
+paper builds on.
+"""
 
 from typing import Any, ClassVar, NamedTuple
 
@@ -27,9 +29,11 @@ class AdaptiveRateState(NamedTuple):
 
 
 def adaptive_rate(memory: float = 10.0) -> optax.GradientTransformation:
-    """The adaptive rate of Ranganath, Wang, Blei and Xing (2013), equations 13 to 17: rho = |E g|^2 / E|g|^2, memory (1 - rho) + 1.
+    """The adaptive rate of Ranganath, Wang, Blei and Xing (2013), equations 13 to 17: rho = |E g|^2 / E|g|^2, memory
+    (1 - rho) + 1.
 
-    Minimises the expected distance to the next optimum of the current bound, on the assumption of unit curvature: meant for natural gradients.
+    Minimises the expected distance to the next optimum of the current bound, on the assumption of unit curvature:
+    meant for natural gradients.
     """
 
     def init(params):

@@ -1,12 +1,14 @@
 """Newton on growing fixed draws: the default for differentiable models.
 
-On fixed noise the ELBO is a deterministic function, so a trust-region Newton method converges in a few steps and knows when it has. Few draws
-first; then the spread between independent halves of the draws says how far their optimum lies from the true one,
-tr((-H)^-1 Cov g) / 2 nats, and so how many more draws are needed. Warm-started, the later rounds take one to three steps.
+On fixed noise the ELBO is a deterministic function, so a trust-region Newton method converges in a few steps and
+knows when it has. Few draws first; then the spread between independent halves of the draws says how far their optimum
+lies from the true one, tr((-H)^-1 Cov g) / 2 nats, and so how many more draws are needed. Warm-started, the later
+rounds take one to three steps.
 
-One compiled program serves every number of draws, every radius and every purpose (climb, solve a system, evaluate). It holds one derivative
-of the log density, a Jacobian-vector product of value and gradient, called from one place: value, gradient, slope and Hessian product come from
-the same pass, at about the price of the last. Compile time is most of a small fit, and this is the least that a second-order method can compile.
+One compiled program serves every number of draws, every radius and every purpose (climb, solve a system, evaluate).
+It holds one derivative of the log density, a Jacobian-vector product of value and gradient, called from one place:
+value, gradient, slope and Hessian product come from the same pass, at about the price of the last. Compile time is
+most of a small fit, and this is the least that a second-order method can compile.
 """
 
 import math
@@ -298,7 +300,9 @@ def run_program(target: AbstractTarget, q: MeanField, noise: Noise, request: Req
 
     zeros, scalar, count = jnp.zeros_like(request.params), jnp.zeros((), dtype), jnp.zeros((), jnp.int32)
     size = noise.half.shape[0]
-    blank = Evaluation(scalar - jnp.inf, jnp.zeros((2, zeros.size), dtype), zeros, jnp.zeros(size, dtype), jnp.zeros(size, dtype))
+    blank = Evaluation(
+        scalar - jnp.inf, jnp.zeros((2, zeros.size), dtype), zeros, jnp.zeros(size, dtype), jnp.zeros(size, dtype)
+    )
     trace, no = jnp.full(MAX_STEPS, jnp.nan, dtype), jnp.zeros((), bool)
     start = _Machine(
         request.params, blank, request.radius, zeros, zeros, zeros, zeros, scalar, scalar, count, no, ~no,

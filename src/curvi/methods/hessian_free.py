@@ -24,7 +24,8 @@ class RadiusState(eqx.Module):
 
 
 class HessianFree(Method):
-    """Newton steps from pathwise Hessian-vector products and conjugate gradients, in a trust region, on fresh draws every step.
+    """Newton steps from pathwise Hessian-vector products and conjugate gradients, in a trust region, on fresh draws
+    every step.
 
     Attributes
     ----------
@@ -33,7 +34,8 @@ class HessianFree(Method):
     solver
         Conjugate gradients; a loose tolerance, since the model is a Monte Carlo estimate.
     radius
-        Control of the trust radius. Actual gains are measured on the draws of the step itself, which pairs the noise away.
+        Control of the trust radius. Actual gains are measured on the draws of the step itself, which pairs the noise
+        away.
     """
 
     estimator: Any = Pathwise(64)

@@ -28,7 +28,8 @@ class LBFGSState(eqx.Module):
 class LBFGS(Method):
     """L-BFGS with a zoom line search on the reparameterised objective of fixed draws.
 
-    On fixed draws the objective is deterministic, as a line search needs; the answer keeps their bias, about P / S nats (Giordano et al. 2024).
+    On fixed draws the objective is deterministic, as a line search needs; the answer keeps their bias, about P / S
+    nats (Giordano et al. 2024).
 
     Attributes
     ----------

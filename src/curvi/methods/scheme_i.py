@@ -10,12 +10,14 @@ from curvi.solve import CG
 
 
 class SchemeI(Method):
-    """Newton's method in O(S P) a product (conjugate gradients, Option II) or O(S^2 P) a solve (Sherman-Morrison, Option I; Woodbury).
+    """Newton's method in O(S P) a product (conjugate gradients, Option II) or O(S^2 P) a solve (Sherman-Morrison,
+    Option I; Woodbury).
 
     Attributes
     ----------
     solver
-        Any of `curvi.solve`: CG (Option II, the default), ShermanMorrison (Option I), Woodbury (Option I in blocks), Dense, LiSSA.
+        Any of `curvi.solve`: CG (Option II, the default), ShermanMorrison (Option I), Woodbury (Option I in blocks),
+        Dense, LiSSA.
     estimator
         Gradient and Hessian; the anchored form by default.
     safeguard
@@ -31,10 +33,10 @@ class SchemeI(Method):
 
     @classmethod
     def literal(
-        cls, num_draws: int, num_gradient_draws: int | None = None, step_length: float = 1.0, solver: Any = CG()
+        cls, num_draws: int, num_gradient_draws: int | None = None, step_length: float = 1.0, solver: Any = None
     ) -> "SchemeI":
         """The scheme as printed: S and T draws, weights ln p, step length epsilon, the raw Hessian."""
-        return cls(solver, PaperScore(num_draws, num_gradient_draws), None, step_length)
+        return cls(solver or CG(), PaperScore(num_draws, num_gradient_draws), None, step_length)
 
     def init(self, target, q, key):
         if self.safeguard is None:
@@ -43,8 +45,9 @@ class SchemeI(Method):
 
     def step(self, target, state, key):
         if self.safeguard is None:
-            # Steps 2 and 3: estimates. Step 4 or 5: H y = g by Sherman-Morrison or conjugate gradients, Gamma_t = Gamma_{t-1} - epsilon y.
-            # Both signs are turned, which changes nothing on paper: conjugate gradients here stop at the first negative curvature.
+            # Steps 2 and 3: estimates. Step 4 or 5: H y = g by Sherman-Morrison or conjugate gradients, Gamma_t =
+            # Gamma_{t-1} - epsilon y. Both signs are turned, which changes nothing on paper: conjugate gradients here
+            # stop at the first negative curvature.
             curvature = lambda target, q, local: local.curvature.scale(-1.0)  # noqa: E731
             return literal_step(self.estimator, self.solver, curvature, -self.step_length, 0, target, state, key)
         return safe_step(self.estimator, self.safeguard, self._descend, 0, target, state, key)

@@ -13,7 +13,8 @@ from curvi.solve import LiSSA
 
 
 class SchemeII(Method):
-    """Newton's method whose inner solver draws a fresh Hessian sample X_j at every term of the series (equations 19 to 21).
+    """Newton's method whose inner solver draws a fresh Hessian sample X_j at every term of the series (equations 19
+    to 21).
 
     Attributes
     ----------
@@ -22,7 +23,8 @@ class SchemeII(Method):
     estimator
         Gradient, and the local model that steps are judged by; the anchored form by default.
     draws_per_copy
-        Draws averaged in one X_j. The paper takes 1; single draws are indefinite and far larger than their mean, so the safe default averages.
+        Draws averaged in one X_j. The paper takes 1; single draws are indefinite and far larger than their mean, so
+        the safe default averages.
     safeguard
         How steps are kept safe; None takes the paper's step (see `literal`).
     """
@@ -38,7 +40,8 @@ class SchemeII(Method):
     ) -> "SchemeII":
         """The scheme as printed: C0, T draws for the gradient, T_max, eta, one draw a term, weights ln p.
 
-        Step 7 is printed with a fixed point that is wrong unless C0 = 1, and on H rather than -H; `corrected=True` mends the former.
+        Step 7 is printed with a fixed point that is wrong unless C0 = 1, and on H rather than -H; `corrected=True`
+        mends the former.
         """
         solver = LiSSA(depth=max_terms, scale=scale, tolerance=eta, literal=not corrected)
         return cls(solver, PaperScore(num_gradient_draws), 1, None)

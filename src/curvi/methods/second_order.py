@@ -1,12 +1,13 @@
 """The two ways in which a second-order score method takes a step: the paper's literal one, and a safe one.
 
-Literal: estimate at Gamma_{t-1}, solve with the raw Hessian, move by the whole of -epsilon H^-1 g. It diverges from most starts: the estimate
-is neither definite nor invertible, nor is its noise small.
+Literal: estimate at Gamma_{t-1}, solve with the raw Hessian, move by the whole of -epsilon H^-1 g. It diverges from
+most starts: the estimate is neither definite nor invertible, nor is its noise small.
 
-Safe: the estimate at Gamma_{t-1} is kept from the step before. Solve with -H, shrunk towards the Fisher information by its measured noise; clip
-to a ball of given divergence; estimate at the candidate with fresh draws; accept unless the ELBO clearly fell. Each estimate serves as the
-verdict on one step and as the model of the next, so an accepted step costs one estimate. Where the gain no longer stands out of its noise, steps
-shorten like k^-1/2, slowly enough for stiff directions (Polyak and Juditsky 1992), so that the iterate settles instead of wandering.
+Safe: the estimate at Gamma_{t-1} is kept from the step before. Solve with -H, shrunk towards the Fisher information
+by its measured noise; clip to a ball of given divergence; estimate at the candidate with fresh draws; accept unless
+the ELBO clearly fell. Each estimate serves as the verdict on one step and as the model of the next, so an accepted
+step costs one estimate. Where the gain no longer stands out of its noise, steps shorten like k^-1/2, slowly enough
+for stiff directions (Polyak and Juditsky 1992), so that the iterate settles instead of wandering.
 """
 
 import equinox as eqx
@@ -112,7 +113,8 @@ def literal_step(estimator, solver, operator_of, step_length, calls_per_copy: in
     local = estimator(target, state.q, key_estimate)
     solution = solver(operator_of(target, state.q, local), local.grad, key=key_solve)
     params = state.q.params - step_length * solution.x
-    # Only what is not finite is refused: a q of NaN cannot be drawn from, and the history should show where it happened.
+    # Only what is not finite is refused: a q of NaN cannot be drawn from, and the history should show where it
+    # happened.
     finite = local.finite() & jnp.all(jnp.isfinite(params))
     counts = as_counts(local.counts + Counts(log_density=solution.num_draws * calls_per_copy))
     infinite = jnp.full((), jnp.inf, local.value.dtype)

@@ -10,6 +10,7 @@ other.
 """
 
 from abc import abstractmethod
+from collections.abc import Callable
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -20,7 +21,7 @@ class ControlVariate(eqx.Module):
     """A way to fit the coefficients."""
 
     @abstractmethod
-    def fit(self, terms: Float[Array, "S P"], scores: Float[Array, "S P"]):
+    def fit(self, terms: Float[Array, "S P"], scores: Float[Array, "S P"]) -> Callable[[Array], Array]:
         """The coefficients A on these draws, as a function that maps scores to explained terms."""
 
     def reduce(self, terms: Float[Array, "S P"], scores: Float[Array, "S P"], unit: int) -> Float[Array, "S P"]:

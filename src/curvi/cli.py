@@ -83,9 +83,7 @@ def _demo(output: Path, quick: bool, seed: int) -> bool:
     table, picture = output / "fits.jsonl", output / "race.png"
     demonstration.write_rows(rows, table)
     pictures.draw_race(rows, picture, "Bayesian logistic regression, breast cancer data, 31 coefficients")
-    console.print(
-        f"\nWritten to {output}: {picture.name} (the race as a picture), {table.name} (one line of JSON a fit)"
-    )
+    console.print(f"\nWritten to {output}: {picture.name} (picture), {table.name} (the table, one line of JSON a fit)")
     return rows[-1]["outcome"] == curvi.Outcome.INTERRUPTED.name
 
 
@@ -146,6 +144,7 @@ def _show(console: Console, rows: list[dict]) -> None:
         word, message = outcome.lower().replace("_", " "), curvi.Outcome[outcome].message
         console.print(message if message.startswith(word) else f"{word}: {message}")
     console.print(
-        "Calls are counted per draw, those of the checks included: every fit ends with an estimate of its remaining gain, "
-        "which takes gradients and Hessian-vector products whatever the method."
+        "ELBOs are those of the final q on the same fresh draws for all methods. Calls are counted per draw, those of "
+        "the checks included: a method that takes single steps ends with an estimate of its remaining gain, which "
+        "takes gradients and Hessian-vector products whatever the method."
     )

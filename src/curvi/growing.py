@@ -9,6 +9,7 @@ import numpy as np
 from curvi.clock import Clock
 from curvi.estimate.design import matched_noise
 from curvi.family import MeanField
+from curvi.family.continuous import Normal
 from curvi.methods import growing_draws as program
 from curvi.methods.growing_draws import CHUNK, GrowingDraws, Noise, Reply, Request
 from curvi.outcome import Outcome
@@ -23,6 +24,8 @@ _CLIMB_SHARE = 0.05
 _BIAS_SHARE = 0.5
 _RESIDUAL = 1e-3
 _MAX_PRODUCTS = 200
+_MATCHED_DIMENSIONS = 16  # as many pairs as the halves of the first round have
+_LARGEST_HESSIAN = 2048
 _ELBO_DRAWS = 1024
 _ELBO_SCRAMBLES = 16
 # Streams of random numbers.
@@ -49,6 +52,10 @@ class GrowingRun:
         self.capacity = method.buffer_draws(q.num_factors)
         self.found_start = False
         self.last_draws = 0
+        # With few dimensions the noise itself is matched, and needs no correction; with very many the Hessian is too large.
+        normal = all(isinstance(factor, Normal) for factor in q.layout.factors)
+        self.corrects = normal and _MATCHED_DIMENSIONS < q.num_factors <= _LARGEST_HESSIAN
+        self.hessian = None
 
     # -- the plan -----------------------------------------------------------------------------------------------------
 
@@ -70,6 +77,11 @@ class GrowingRun:
                 continue
             if status == program.BAD_START:
                 return Outcome.NON_FINITE
+            if self.corrects:
+                first = self.hessian is None
+                self._expand()
+                if first:
+                    continue
             bias, definite = self._bias(noise, reply)
             last = num_draws >= self.capacity
             if definite and (bias <= _BIAS_SHARE * tolerance or last):
@@ -88,7 +100,7 @@ class GrowingRun:
         match.
         """
         matched = 4 * self.q.num_factors  # two halves, two signs, as many pairs as dimensions
-        if num_draws < matched <= self.capacity:
+        if not self.corrects and num_draws < matched <= self.capacity:
             return min(2 ** math.ceil(math.log2(matched)), 16 * num_draws)
         wanted = np.ceil(np.log2(max(bias / (0.6 * _BIAS_SHARE * tolerance), 1e-9)))
         return min(num_draws * 2 ** int(np.clip(wanted, 1, 4)), self.capacity)
@@ -130,7 +142,22 @@ class GrowingRun:
         half[chunks // 2 : chunks] = 1
         words = rng.integers(0, 2**32, (size, self.words.size), dtype=np.uint32)
         keys = jax.random.wrap_key_data(words, impl=jax.random.key_impl(self.key))
-        return Noise(buffer.reshape(size, CHUNK, dimension), half, np.int32(chunks), keys)
+        corrected = dimension if self.corrects else 0
+        excess = np.zeros((2, corrected, corrected), self.q.params.dtype)
+        if corrected and num_draws and self.hessian is not None:
+            excess[:] = self._excess(buffer[:num_draws], 2)
+        return Noise(buffer.reshape(size, CHUNK, dimension), half, excess, np.int32(chunks), keys)
+
+    def _excess(self, noise: np.ndarray, num_parts: int) -> np.ndarray:
+        """H0 * (second moments - I) of each of `num_parts` equal parts of the noise."""
+        parts = noise.reshape(num_parts, -1, noise.shape[-1])
+        moments = np.einsum("psi,psj->pij", parts, parts, optimize=True) / parts.shape[1]
+        return self.hessian * (moments - np.eye(noise.shape[-1]))
+
+    def _expand(self) -> None:
+        """The Hessian at the mean of q, for the control variate; after the first round, where q is of about the right place."""
+        self.hessian = np.asarray(program.mean_hessian(self.target, self.q), dtype=np.float64)
+        self.counts = self.counts.plus(hvp=self.q.num_factors)
 
     def _compile(self) -> None:
         """A call on no draws at all: compiles the program and does nothing else."""
@@ -184,7 +211,9 @@ class GrowingRun:
 
     def _certify(self, index: int, num_draws: int) -> None:
         """Remaining gain on fresh draws: the Newton decrement, less what the noise of the fresh gradient adds to it."""
-        num_scrambles = 8 if num_draws >= 8 * CHUNK else 2
+        dimension = self.q.num_factors
+        enough = lambda parts: num_draws >= parts * CHUNK and (self.corrects or num_draws >= 2 * parts * dimension)  # noqa: E731
+        num_scrambles = next((parts for parts in (8, 4) if enough(parts)), 2)
         noise = self._noise(_FOR_CERTIFYING, index, num_draws, num_scrambles)
         look = self._call(program.EVALUATE, noise).evaluation
         error = (look.halves[0] - look.halves[1]) / 2
@@ -197,9 +226,16 @@ class GrowingRun:
         for direction in (signal.solution, spread.solution):
             slopes = self._call(program.EVALUATE, noise, rhs=direction).evaluation.chunk_slopes
             parts = slopes[: int(noise.num_chunks)].reshape(num_scrambles, -1).mean(1)
+            if self.corrects:
+                excess = self._excess(noise.values.reshape(-1, dimension)[:num_draws], num_scrambles)
+                sigma, along = np.exp(self._normal_params()[:, 1]), direction.reshape(-1, 2)[:, 1]
+                parts = parts - (excess @ sigma) @ (sigma * along)
             variance += parts.var(ddof=1) / num_scrambles
         self.gain = as_finite_or_inf(max(float(signal.decrement - spread.decrement), 0.0))
         self.gain_se = as_finite_or_inf(np.sqrt(variance))
+
+    def _normal_params(self) -> np.ndarray:
+        return np.asarray(self.q.params).reshape(-1, 2)
 
     def final_elbo(self) -> tuple[float, float]:
         """ELBO and its standard error on fresh draws and the full data."""
@@ -210,7 +246,12 @@ class GrowingRun:
         draws = min(self.capacity, max(_ELBO_DRAWS, self.last_draws))
         noise = self._noise(_FOR_THE_ELBO, 0, draws, _ELBO_SCRAMBLES, match=False)
         values = self._call(program.EVALUATE, noise).evaluation.chunk_values[: draws // CHUNK]
-        mean, error = mean_and_error(values.reshape(_ELBO_SCRAMBLES, -1).mean(1))
+        values = values.reshape(_ELBO_SCRAMBLES, -1).mean(1)
+        if self.corrects and self.hessian is not None:
+            excess = self._excess(noise.values.reshape(-1, self.q.num_factors)[:draws], _ELBO_SCRAMBLES)
+            sigma = np.exp(self._normal_params()[:, 1])
+            values = values - (excess @ sigma) @ sigma / 2
+        mean, error = mean_and_error(values)
         return mean + float(self.q.entropy()), error
 
     def _search_start(self) -> None:

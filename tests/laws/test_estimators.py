@@ -47,8 +47,7 @@ ESTIMATORS = {
 }
 PATHWISE = [name for name in ESTIMATORS if name.startswith("pathwise")]
 SCORE = [name for name in ESTIMATORS if name not in PATHWISE]
-# The draws pass through the quantile functions of the factors, so every kind of draw meets every kind of factor.
-BRIEF = ["paper", *[name for name in SCORE if name.removeprefix("anchored, ") in DRAWS]]
+BRIEF = ["paper", *[f"anchored, {name}" for name in DRAWS]]
 
 PROBLEMS = {
     "bits": exact.bits,
@@ -61,14 +60,16 @@ PROBLEMS = {
 CASES = [
     *[("bits", name) for name in SCORE],
     *[("precision and location", name) for name in [*BRIEF, *PATHWISE]],
-    *[(problem, name) for problem in ("categories", "gamma and beta") for name in BRIEF],
     ("gaussian", "anchored, independent"),
-    *[("gaussian", name) for name in PATHWISE],
-    *[("regression in batches", name) for name in [*BRIEF, "anchored, scalar control", "pathwise, antithetic"]],
+    ("gaussian", "pathwise, antithetic"),
+    ("categories", "anchored, independent"),
+    ("categories", "anchored, sobol"),
+    ("gamma and beta", "anchored, independent"),
+    ("gamma and beta", "anchored, antithetic"),
+    *[("regression in batches", name) for name in [*BRIEF[:3], "anchored, scalar control", "pathwise, antithetic"]],
 ]
 
 
-@eqx.filter_jit
 def replicate(estimator, target, q, keys):
     """What is to be judged of a local model, for every key."""
 
@@ -81,12 +82,9 @@ def replicate(estimator, target, q, keys):
             "grad": local.grad,
             "hessian": local.curvature.dense(),
             "product": local.curvature.mv(direction),
-            "slope": local.grad @ direction,
             "slope_variance": local.slope_variance(direction),
             "group_mean": local.group_grads.mean(0),
             "log_ratio": local.log_ratios.mean(),
-            "fisher": local.fisher.dense(),
-            "halves": [half.dense() for half in local.curvature_halves or ()],
             "noise": local.half_difference(),
         }
 
@@ -95,7 +93,11 @@ def replicate(estimator, target, q, keys):
 
 def sample_local_models(estimator, problem, seed=0, num_replicates=NUM_REPLICATES):
     keys = jax.random.split(jax.random.key(seed), num_replicates)
-    return jax.tree.map(np.asarray, replicate(estimator, problem.target, problem.q, keys))
+    dynamic, static = eqx.partition((estimator, problem.target, problem.q, keys), eqx.is_array)
+    # Most programs here run for a fraction of a second: they are compiled in haste. Not so quantiles by bisection.
+    hasty = {} if problem is exact.gamma_and_beta() else {"xla_backend_optimization_level": 0}
+    program = jax.jit(lambda arrays: replicate(*eqx.combine(arrays, static)), compiler_options=hasty)
+    return jax.tree.map(np.asarray, program(dynamic))
 
 
 @lru_cache
@@ -112,10 +114,7 @@ def assert_unbiased(found, problem):
 
 @pytest.mark.parametrize(("problem", "estimator"), CASES)
 def test_unbiased(problem, estimator):
-    found, truth = models(problem, estimator), PROBLEMS[problem]()
-    assert_unbiased(found, truth)
-    for half in found["halves"]:
-        assert_zero_mean(half - truth.hessian)
+    assert_unbiased(models(problem, estimator), PROBLEMS[problem]())
 
 
 @pytest.mark.parametrize(("problem", "estimator"), CASES)
@@ -125,7 +124,6 @@ def test_parts_of_a_local_model_agree(problem, estimator):
     np.testing.assert_allclose(found["product"], found["hessian"] @ direction, rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(found["hessian"], np.swapaxes(found["hessian"], 1, 2), rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(found["group_mean"], found["grad"], rtol=1e-9, atol=1e-9)
-    assert np.all(np.linalg.eigvalsh(found["fisher"]) > 0)
     assert_zero_mean(found["log_ratio"] - PROBLEMS[problem]().value)
 
 
@@ -135,12 +133,12 @@ def test_reported_noise_is_the_spread_over_replicates(problem, estimator):
     # Groups of draws are independent and equal: the variance that they report is itself unbiased.
     assert_zero_mean(found["value_variance"] - (found["value"] - truth.value) ** 2)
     # Of the gradient only nearly: with so few draws a baseline shared by the groups ties them together.
-    spread = found["slope"].var()
+    direction = np.cos(np.arange(found["grad"].shape[1]))
+    spread = (found["grad"] @ direction).var()
     assert 0.6 * spread < found["slope_variance"].mean() < 1.5 * spread
     # The stand-in for the gradient's noise: no mean, and the same spread.
     assert_zero_mean(found["noise"])
-    directions = np.cos(np.arange(found["grad"].shape[1]))
-    assert 0.6 * spread < (found["noise"] @ directions).var() < 1.5 * spread
+    assert 0.6 * spread < (found["noise"] @ direction).var() < 1.5 * spread
 
 
 # -- the test has teeth -----------------------------------------------------------------------------------------------
@@ -226,9 +224,8 @@ def test_noise_of_minibatches_is_reported(estimator):
     whole = sample_local_models(estimator, exact.regression(batch_size=12))
     batched = sample_local_models(estimator, exact.regression(batch_size=3))
     assert batched["value"].var() > 1.5 * whole["value"].var()
-    for variance, value in (("value_variance", "value"), ("slope_variance", "slope")):
-        # Within 10 standard errors of the full-data noise the report would have missed the batches.
-        assert batched[variance].mean() > 1.3 * whole[value].var()
+    for variance in ("value_variance", "slope_variance"):
+        assert batched[variance].mean() > 1.5 * whole[variance].mean()
 
 
 @pytest.mark.parametrize("draws", [Independent(), Sobol()], ids=["one draw a batch", "one net a batch"])
@@ -323,7 +320,7 @@ def test_products_form_no_square_array(estimator):
         return max(int(np.prod(shape)) for shape in _shapes(jaxpr.jaxpr))
 
     assert q.num_params == 500
-    # S P numbers and a block of four per factor and draw, nothing near P^2; the dense form shows that the walk finds it.
+    # S P numbers and a block of four per factor and draw; the dense form shows that the walk finds what there is.
     assert largest(product) <= 8 * 4 * 500 < 500**2 <= largest(dense)
 
 
@@ -409,3 +406,13 @@ def test_curvature_is_block_diagonal_plus_low_rank():
     local = eqx.filter_jit(AnchoredScore(8))(problem.target, problem.q, jax.random.key(0))
     assert isinstance(local.curvature, BlockLowRank)
     assert local.curvature.vectors.shape == (8, 7) and np.any(np.asarray(local.curvature.weights) < 0)
+
+
+def test_halves_of_the_curvature_are_unbiased():
+    problem = exact.bits()
+
+    def halves(key):
+        return [half.dense() for half in AnchoredScore(8)(problem.target, problem.q, key).curvature_halves]
+
+    for half in jax.jit(jax.vmap(halves))(jax.random.split(jax.random.key(0), NUM_REPLICATES)):
+        assert_zero_mean(np.asarray(half) - problem.hessian)

@@ -8,8 +8,12 @@ import numpy as np
 # Okabe and Ito's palette, which colour-blind readers can tell apart; its yellow, too pale on white, gives way to brown.
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#8C6D31", "#000000", "#D55E00")
 _DASHES = ("-", "-", "--", ":", "-", "-", "-", "-.")
-_LEAST_GAP = 0.1  # nats: the error of an ELBO on a few thousand draws, below which a gap cannot be read
-_CAPTION = "lines: running means of each method's own estimates (*: measured on fresh draws)    dots: the final q on fresh draws"
+# In nats: about two standard errors of the ELBOs of the demonstration, below which a gap cannot be read.
+_LEAST_GAP = 0.1
+_CAPTION = (
+    "lines: running means of each method's own estimates (*: measured on fresh draws)    "
+    "dots: the final q on fresh draws"
+)
 
 
 def draw_race(rows: Sequence[dict], path: Path, title: str) -> None:

@@ -45,7 +45,7 @@ def _options(
 @app.command()
 def demo(
     output: Annotated[Path, typer.Option(help="Folder for the picture and the table.")] = Path("curvi-demo"),
-    quick: Annotated[bool, typer.Option("--quick", help="Three methods and few steps: a check that it runs.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Two methods and few steps: a check that it runs.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of all randomness.")] = 0,
     traceback: Annotated[bool, typer.Option("--traceback", help="Show the traceback of an error.")] = False,
 ) -> None:

@@ -75,6 +75,7 @@ def fit(
         seconds=clock.seconds(),
         target=target,
         method=method,
+        error_copies=run.error_copies(),
     )
 
 

@@ -29,7 +29,11 @@ _LARGEST_HESSIAN = 2048
 _ELBO_DRAWS = 1024
 _ELBO_SCRAMBLES = 16
 # Streams of random numbers.
-_FOR_CLIMBING, _FOR_CERTIFYING, _FOR_THE_ELBO = 0, 1, 2
+_FOR_CLIMBING, _FOR_CERTIFYING, _FOR_THE_ELBO, _FOR_SECOND_THOUGHTS = 0, 1, 2, 3
+_CHECK_DRAWS = 1024
+_ENDLESS = 200
+_MATERIAL = 0.02  # a whitened gradient of this size is worth 0.0002 nats: rounding is not held against the model
+_LARGEST_Z = 6.0  # over hundreds of parameters a z of 4 is no surprise, one of 6 is
 
 
 class GrowingRun:
@@ -56,6 +60,7 @@ class GrowingRun:
         normal = all(isinstance(factor, Normal) for factor in q.layout.factors)
         self.corrects = normal and _MATCHED_DIMENSIONS < q.num_factors <= _LARGEST_HESSIAN
         self.hessian = None
+        self.errors: list[np.ndarray] = []  # copies of the error of the parameters that the finite draws leave
 
     # -- the plan -----------------------------------------------------------------------------------------------------
 
@@ -83,16 +88,13 @@ class GrowingRun:
                 if first:
                     continue
             bias, definite = self._bias(noise, reply)
-            last = num_draws >= self.capacity
+            last = num_draws >= self.capacity or self.taken >= limit
             if definite and (bias <= _BIAS_SHARE * tolerance or last):
                 self._certify(index, num_draws)
                 if self.gain + 2 * self.gain_se <= tolerance:
-                    return Outcome.CONVERGED
-            elif last:
-                self.gain = self.gain_se = float("inf")
-                return Outcome.NOT_A_MAXIMUM
-            if last or self.taken >= limit:
-                return self._unfinished(tolerance)
+                    return self._second_thoughts()
+            if last:
+                return self._unfinished(status, tolerance)
             num_draws, index = self._more(num_draws, bias if definite else np.inf, tolerance), index + 1
 
     def _more(self, num_draws: int, bias: float, tolerance: float) -> int:
@@ -105,9 +107,14 @@ class GrowingRun:
         wanted = np.ceil(np.log2(max(bias / (0.6 * _BIAS_SHARE * tolerance), 1e-9)))
         return min(num_draws * 2 ** int(np.clip(wanted, 1, 4)), self.capacity)
 
-    def _unfinished(self, tolerance: float) -> Outcome:
-        if not np.isfinite(self.gain):
+    def _unfinished(self, status: int, tolerance: float) -> Outcome:
+        # A maximum is tens of steps away; hundreds without one in sight are a climb that does not end.
+        if status == program.OUT_OF_STEPS and (np.isfinite(self.gain) or self.taken < _ENDLESS):
             return Outcome.MAX_STEPS
+        if not np.isfinite(self.gain):
+            return Outcome.NOT_A_MAXIMUM
+        if status in (program.PRECISION, program.STUCK):
+            return Outcome.PRECISION
         return Outcome.NOISE_LIMIT if self.gain <= max(tolerance, 3 * self.gain_se) else Outcome.MAX_STEPS
 
     # -- calls of the program -----------------------------------------------------------------------------------------
@@ -199,7 +206,7 @@ class GrowingRun:
     def _value_error(self, noise: Noise, reply: Reply) -> float:
         """Half the difference of the two halves' values: one independent look at the error of their mean."""
         chunks = int(noise.num_chunks)
-        values = reply.evaluation.chunk_values[:chunks]
+        values = reply.evaluation.draw_values[:chunks].mean(1)
         return float(abs(values[: chunks // 2].mean() - values[chunks // 2 :].mean()) / 2)
 
     def _bias(self, noise: Noise, reply: Reply) -> tuple[float, bool]:
@@ -207,6 +214,7 @@ class GrowingRun:
         halves = reply.evaluation.halves
         solve = self._call(program.SOLVE, noise, rhs=(halves[0] - halves[1]) / 2)
         bias = as_finite_or_inf(solve.decrement)
+        self.errors = [solve.solution]
         return bias, bool(solve.definite) and np.isfinite(bias)
 
     def _certify(self, index: int, num_draws: int) -> None:
@@ -233,6 +241,25 @@ class GrowingRun:
             variance += parts.var(ddof=1) / num_scrambles
         self.gain = as_finite_or_inf(max(float(signal.decrement - spread.decrement), 0.0))
         self.gain_se = as_finite_or_inf(np.sqrt(variance))
+        self.errors.append(spread.solution)
+
+    def _second_thoughts(self) -> Outcome:
+        """CONVERGED, unless the derivatives along the draws contradict the values: pathwise derivatives miss jumps and kinks."""
+        draws = min(self.capacity, _CHECK_DRAWS)
+        noise = self._noise(_FOR_SECOND_THOUGHTS, 0, draws, match=False)
+        look = self._call(program.EVALUATE, noise).evaluation
+        if not np.all(np.isfinite(look.draw_values[: draws // CHUNK])):
+            return Outcome.NON_FINITE
+        if not self.target.minibatched and all(isinstance(f, Normal) for f in self.q.layout.factors):
+            disagreement = score_disagreement(
+                noise.values.reshape(-1, self.q.num_factors)[:draws],
+                look.draw_values.reshape(-1)[:draws],
+                look.grad.reshape(-1, 2),
+                self._normal_params(),
+            )
+            if disagreement > _LARGEST_Z:
+                return Outcome.DISAGREEMENT
+        return Outcome.CONVERGED
 
     def _normal_params(self) -> np.ndarray:
         return np.asarray(self.q.params).reshape(-1, 2)
@@ -245,7 +272,7 @@ class GrowingRun:
         # Unmatched noise: whitened draws are fine for a gradient, but bias the value itself by their fourth moments.
         draws = min(self.capacity, max(_ELBO_DRAWS, self.last_draws))
         noise = self._noise(_FOR_THE_ELBO, 0, draws, _ELBO_SCRAMBLES, match=False)
-        values = self._call(program.EVALUATE, noise).evaluation.chunk_values[: draws // CHUNK]
+        values = self._call(program.EVALUATE, noise).evaluation.draw_values[: draws // CHUNK]
         values = values.reshape(_ELBO_SCRAMBLES, -1).mean(1)
         if self.corrects and self.hessian is not None:
             excess = self._excess(noise.values.reshape(-1, self.q.num_factors)[:draws], _ELBO_SCRAMBLES)
@@ -260,6 +287,10 @@ class GrowingRun:
         self.found_start = True
 
     # -- what is left behind ------------------------------------------------------------------------------------------
+
+    def error_copies(self) -> np.ndarray | None:
+        """Copies of the error that the finite draws leave in the parameters, None before the first round is over."""
+        return np.stack(self.errors) if self.errors else None
 
     def history(self) -> History:
         def column(name, default=None):
@@ -278,3 +309,19 @@ class GrowingRun:
             accepted=column("accepted", True),
             curvature_weight=column("curvature_weight", 1.0),
         )
+
+
+def score_disagreement(noise, log_p, gradient, params) -> float:
+    """Largest z-score between the pathwise gradient and the score gradient, per normal factor, on the same draws.
+
+    The score gradient needs values of ln p alone, and is right for any ln p; both estimate the same gradient where ln p is smooth.
+    In whitened coordinates the scores are e and (e^2 - 1) / sqrt 2.
+    """
+    sigma = np.exp(params[:, 1])
+    log_ratio = log_p + 0.5 * (noise**2).sum(1)  # ln q up to a constant
+    centred = log_ratio - log_ratio.mean()
+    scores = np.stack([noise, (noise**2 - 1) / np.sqrt(2)], -1)
+    path = np.stack([gradient[:, 0] * sigma, gradient[:, 1] / np.sqrt(2)], -1)
+    terms = centred[:, None, None] * scores - path
+    error = terms.std(0, ddof=1) / np.sqrt(len(terms))
+    return float(np.max(np.abs(terms.mean(0)) / np.hypot(error, _MATERIAL)))

@@ -19,8 +19,16 @@ class Outcome(Enum):
         "look at the model for parameters that the data do not determine, or start elsewhere"
     )
     NON_FINITE = (
-        "every step led to values that are not finite; "
-        "look for divisions, logarithms and overflow in the log density near the last q"
+        "the log density is not finite at draws of q that no step could avoid; give latents their supports "
+        "(constraints.positive, ...), and look for divisions, logarithms and overflow in the log density"
+    )
+    PRECISION = (
+        "rounding, not noise, is the limit: steps no longer change the ELBO by more than its last digits; "
+        "use float64 (jax.config.update('jax_enable_x64', True)), or rescale the model"
+    )
+    DISAGREEMENT = (
+        "the gradient along the draws contradicts the values of the log density: it has jumps or kinks that "
+        "differentiation does not see; pass order=0 to Target, so that only values are used"
     )
     INTERRUPTED = "interrupted; this is what there was at that moment"
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from curvi.diagnostics.linear_response import Covariance, linear_response, sample_covariance
+from curvi.diagnostics.linear_response import Covariance, linear_response, mean_shift, sample_covariance
 from curvi.estimate.draws import Sobol
 from curvi.family import MeanField
 from curvi.outcome import Outcome
@@ -84,6 +84,7 @@ class Fit:
     seconds: Seconds
     target: AbstractTarget = dataclasses.field(repr=False)
     method: object = dataclasses.field(repr=False, default=None)
+    error_copies: np.ndarray | None = dataclasses.field(repr=False, default=None)
 
     @property
     def converged(self) -> bool:
@@ -129,6 +130,18 @@ class Fit:
         if kind == "linear_response":
             return linear_response(self.target, self.q, jax.random.key(0), names)
         return sample_covariance(self.sample(jax.random.key(0), 4096), names)
+
+    @functools.cached_property
+    def draws_error(self) -> dict[str, np.ndarray]:
+        """Error of each posterior mean caused by the finite number of draws, in units of its posterior sd.
+
+        One standard error, itself estimated from few copies; empty for methods that do not fix their draws.
+        """
+        if self.error_copies is None:
+            return {}
+        moved = [mean_shift(self.target, self.q, jnp.asarray(copy)) for copy in self.error_copies]
+        sd = self.sd()
+        return {name: np.sqrt(np.mean([np.square(m[name]) for m in moved], 0)) / sd[name] for name in moved[0]}
 
     def __str__(self) -> str:
         head = "converged" if self.converged else "not converged"

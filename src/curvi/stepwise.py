@@ -111,6 +111,10 @@ class StepwiseRun:
         self.counts = self.counts.plus(log_density=FINAL_DRAWS)
         return mean_and_error(log_ratios(self.target, self.q, self.key_final, FINAL_DRAWS))
 
+    def error_copies(self) -> None:
+        """Nothing: every step has its own draws."""
+        return None
+
     def history(self) -> History:
         if not self.records:
             empty = np.zeros(0)

@@ -106,10 +106,17 @@ def models(problem, estimator):
     return sample_local_models(ESTIMATORS[estimator], PROBLEMS[problem]())
 
 
+def assert_mean(samples, truth):
+    """Raise AssertionError unless the mean of the samples is the truth, up to its standard error or to rounding."""
+    away = samples - truth
+    # Mirrored draws make some entries exact: what is left of them is rounding, which has a mean and no spread.
+    assert_zero_mean(np.where(np.abs(away.mean(0)) < 1e-12 * (1 + np.abs(truth)), 0.0, away))
+
+
 def assert_unbiased(found, problem):
-    assert_zero_mean(found["value"] - problem.value)
-    assert_zero_mean(found["grad"] - problem.gradient)
-    assert_zero_mean(found["hessian"] - problem.hessian)
+    assert_mean(found["value"], problem.value)
+    assert_mean(found["grad"], problem.gradient)
+    assert_mean(found["hessian"], problem.hessian)
 
 
 @pytest.mark.parametrize(("problem", "estimator"), CASES)
@@ -199,11 +206,11 @@ class SameDrawControl(ScalarControl):
 
 BIASED = {
     "missing 1/S": (MissingCount(PaperScore(4)), exact.bits),
-    "missing entropy Hessian": (MissingEntropyHessian(PaperScore(8)), exact.precision_and_location),
+    "missing entropy Hessian": (MissingEntropyHessian(PaperScore(8)), exact.bits),
     "missing Fisher anchor": (MissingAnchor(AnchoredScore(8)), exact.bits),
     "leave-one-out over antithetic pairs": (AnchoredScore(4, draws=NaiveAntithetic()), exact.bits),
     "leave-one-out over a Sobol net": (AnchoredScore(8, draws=NaiveSobol(num_scrambles=2)), exact.bits),
-    "control variate on its own draws": (AnchoredScore(8, control=SameDrawControl()), exact.bits),
+    "control variate on its own draws": (PaperScore(4, control=SameDrawControl()), exact.bits),
     "N/B counted twice": (AnchoredScore(8), lambda: exact.regression(likelihood_factor=4.0)),
     "N/B counted twice, pathwise": (Pathwise(4), lambda: exact.regression(likelihood_factor=4.0)),
 }

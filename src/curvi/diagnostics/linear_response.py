@@ -117,6 +117,13 @@ def _means_of(target, q: MeanField, noise, names):
 
 
 @eqx.filter_jit
+def mean_shift(target, q, step):
+    """How a small step of the parameters moves the means of latents and outputs."""
+    noise = jax.random.normal(jax.random.key(0), (256, q.num_factors), q.params.dtype)
+    return jax.jvp(lambda params: _means_of(target, q.replace(params), noise, None), (q.params,), (step,))[1]
+
+
+@eqx.filter_jit
 def _jacobian(target, q, noise, names):
     def flat(params):
         return ravel_pytree([leaf for leaf in _means_of(target, q.replace(params), noise, names).values()])[0]

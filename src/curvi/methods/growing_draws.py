@@ -92,7 +92,7 @@ class Evaluation(eqx.Module):
     value: Float[Array, ""]
     halves: Float[Array, "2 P"]  # gradient on each half
     product: Float[Array, " P"]  # Hessian times direction
-    chunk_values: Float[Array, " M"]  # mean ln p of each chunk
+    draw_values: Float[Array, "M chunk"]  # ln p of each draw
     chunk_slopes: Float[Array, " M"]  # mean derivative of ln p along the direction, of each chunk
 
     @property
@@ -131,13 +131,14 @@ def evaluate(target: AbstractTarget, q: MeanField, noise: Noise, params, directi
 
         def mean(p):
             moved = q.replace(p)
-            return jnp.mean(jax.vmap(lambda e: path_log_density(density, moved, e))(noise.values[index]))
+            values = jax.vmap(lambda e: path_log_density(density, moved, e))(noise.values[index])
+            return values.mean(), values
 
-        return jax.jvp(jax.value_and_grad(mean), (params,), (direction,))
+        return jax.jvp(jax.value_and_grad(mean, has_aux=True), (params,), (direction,))
 
     def add(index, sums):
         halves, product, values, slopes = sums
-        (value, grad), (slope, moved_grad) = chunk(index)
+        ((_, value), grad), ((slope, _), moved_grad) = chunk(index)
         return (
             halves.at[noise.half[index]].add(grad),
             product + moved_grad,
@@ -146,7 +147,12 @@ def evaluate(target: AbstractTarget, q: MeanField, noise: Noise, params, directi
         )
 
     size = noise.half.shape[0]
-    zero = (jnp.zeros((2, params.size), dtype), jnp.zeros_like(params), jnp.zeros(size, dtype), jnp.zeros(size, dtype))
+    zero = (
+        jnp.zeros((2, params.size), dtype),
+        jnp.zeros_like(params),
+        jnp.zeros((size, CHUNK), dtype),
+        jnp.zeros(size, dtype),
+    )
     halves, product, values, slopes = jax.lax.fori_loop(0, noise.num_chunks, add, zero)
     used = noise.num_chunks.astype(dtype)
     count = jnp.maximum(used / 2, 1.0)
@@ -157,7 +163,11 @@ def evaluate(target: AbstractTarget, q: MeanField, noise: Noise, params, directi
     (value, _), (_, moved_grad) = jax.jvp(jax.value_and_grad(closed_form), (params,), (direction,))
     own = jax.vmap(lambda excess: jax.grad(lambda p: q.replace(p).entropy() - excess_energy(excess, p))(params))
     return Evaluation(
-        values.sum() / used + value, halves / count + own(noise.excess), product / used + moved_grad, values, slopes
+        values.sum() / (CHUNK * used) + value,
+        halves / count + own(noise.excess),
+        product / used + moved_grad,
+        values,
+        slopes,
     )
 
 
@@ -333,7 +343,11 @@ def run_program(target: AbstractTarget, q: MeanField, noise: Noise, request: Req
     zeros, scalar, count = jnp.zeros_like(request.params), jnp.zeros((), dtype), jnp.zeros((), jnp.int32)
     size = noise.half.shape[0]
     blank = Evaluation(
-        scalar - jnp.inf, jnp.zeros((2, zeros.size), dtype), zeros, jnp.zeros(size, dtype), jnp.zeros(size, dtype)
+        scalar - jnp.inf,
+        jnp.zeros((2, zeros.size), dtype),
+        zeros,
+        jnp.zeros((size, CHUNK), dtype),
+        jnp.zeros(size, dtype),
     )
     trace, no = jnp.full(MAX_STEPS, jnp.nan, dtype), jnp.zeros((), bool)
     start = _Machine(

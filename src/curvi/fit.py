@@ -23,6 +23,7 @@ def fit(
     num_steps: int | None = None,
     tolerance: float = 0.05,
     progress: bool = True,
+    num_starts: int = 1,
 ) -> Fit:
     """Fit a factorised q to a target.
 
@@ -42,6 +43,9 @@ def fit(
         Stop when the remaining gain plus two standard errors is below this many nats.
     progress
         Whether to show progress. The computation is the same with and without.
+    num_starts
+        Starts of the default method: the given one and random ones around it. The fit goes on from the best;
+        `fit.start_elbos` shows what each led to on the first round's draws.
 
     Returns
     -------
@@ -49,18 +53,24 @@ def fit(
     exists.
     """
     _check_input(target, key, family, method, num_steps, tolerance)
+    if not isinstance(num_starts, int) or num_starts < 1:
+        raise ValueError(f"num_starts must be a positive integer; got {num_starts!r}")
     q = MeanField(target) if family is None else family
     method = _default_method(target, q) if method is None else method
     check_fit(method, target, q)
+    if num_starts > 1 and not isinstance(method, GrowingDraws):
+        raise ValueError(f"num_starts works with the default method, GrowingDraws; got {type(method).__name__}")
     clock = Clock()
     checks = 0
     if isinstance(target, MinibatchTarget):
         checks = check_scale(target, key)
         clock.compiled()
     limit = method.default_num_steps if num_steps is None else num_steps
-    make_run = GrowingRun if isinstance(method, GrowingDraws) else StepwiseRun
     with open_progress(progress, limit, tolerance) as display:
-        run = make_run(method, target, q, key, clock, display)  # type: ignore[arg-type]
+        if isinstance(method, GrowingDraws):
+            run = GrowingRun(method, target, q, key, clock, display, num_starts)
+        else:
+            run = StepwiseRun(method, target, q, key, clock, display)
         outcome = run.until(limit, tolerance)
         elbo, elbo_se = run.final_elbo()
     return Fit(
@@ -76,6 +86,7 @@ def fit(
         target=target,
         method=method,
         error_copies=run.error_copies(),
+        start_elbos=run.start_elbos,
     )
 
 

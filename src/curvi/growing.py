@@ -29,7 +29,8 @@ _LARGEST_HESSIAN = 2048
 _ELBO_DRAWS = 1024
 _ELBO_SCRAMBLES = 16
 # Streams of random numbers.
-_FOR_CLIMBING, _FOR_CERTIFYING, _FOR_THE_ELBO, _FOR_SECOND_THOUGHTS = 0, 1, 2, 3
+_FOR_CLIMBING, _FOR_CERTIFYING, _FOR_THE_ELBO, _FOR_SECOND_THOUGHTS, _FOR_STARTS = 0, 1, 2, 3, 4
+_START_SPREAD = 2.0  # in unconstrained units, as NumPyro's init_to_uniform and Stan's random inits
 _CHECK_DRAWS = 1024
 _ENDLESS = 200
 _MATERIAL = 0.02  # a whitened gradient of this size is worth 0.0002 nats: rounding is not held against the model
@@ -40,8 +41,17 @@ class GrowingRun:
     """Runs `GrowingDraws` until a certificate on fresh draws says that little is left to gain."""
 
     def __init__(
-        self, method: GrowingDraws, target: AbstractTarget, q: MeanField, key, clock: Clock, display: Progress
+        self,
+        method: GrowingDraws,
+        target: AbstractTarget,
+        q: MeanField,
+        key,
+        clock: Clock,
+        display: Progress,
+        num_starts: int = 1,
     ):
+        self.num_starts = num_starts
+        self.start_elbos: np.ndarray | None = None
         self.method, self.target, self.clock, self.display = method, target, clock, display
         self.key = key
         # Words of the key seed the host's generators: every operation of JAX outside the program would cost a
@@ -56,7 +66,8 @@ class GrowingRun:
         self.capacity = method.buffer_draws(q.num_factors)
         self.found_start = False
         self.last_draws = 0
-        # With few dimensions the noise itself is matched, and needs no correction; with very many the Hessian is too large.
+        # With few dimensions the noise itself is matched and needs no correction; with very many the Hessian is too
+        # large to store.
         normal = all(isinstance(factor, Normal) for factor in q.layout.factors)
         self.corrects = normal and _MATCHED_DIMENSIONS < q.num_factors <= _LARGEST_HESSIAN
         self.hessian = None
@@ -73,6 +84,8 @@ class GrowingRun:
     def _rounds(self, limit: int, tolerance: float) -> Outcome:
         self._compile()
         num_draws, index = min(self.method.first_draws, self.capacity), 0
+        if self.num_starts > 1:
+            self._best_start(num_draws, tolerance, limit)
         while True:
             noise = self._noise(_FOR_CLIMBING, index, num_draws)
             reply = self._climb(noise, tolerance, limit)
@@ -96,6 +109,27 @@ class GrowingRun:
             if last:
                 return self._unfinished(status, tolerance)
             num_draws, index = self._more(num_draws, bias if definite else np.inf, tolerance), index + 1
+
+    def _best_start(self, num_draws: int, tolerance: float, limit: int) -> None:
+        """Climb from several starts on the first round's draws, and go on from the best."""
+        given, best, elbos = self.q.params, None, []
+        noise = self._noise(_FOR_CLIMBING, 0, num_draws)
+        for start in range(self.num_starts):
+            rng = np.random.default_rng([*self.words, _FOR_STARTS, start])
+            shift = np.zeros(given.shape) if start == 0 else _START_SPREAD * rng.standard_normal(given.shape)
+            # The spread of q stays: only means move, the even entries of each factor's pair.
+            shift[1::2] = 0.0
+            self.q = self.q.replace(given + shift.astype(given.dtype))
+            self.radius = 1.0
+            reply = self._climb(noise, tolerance, limit)
+            found = int(reply.status) != program.BAD_START
+            elbos.append(float(reply.evaluation.value) if found else -np.inf)
+            if found and (best is None or elbos[-1] > best[0]):
+                best = (elbos[-1], self.q.params, self.radius)
+        self.start_elbos = np.asarray(elbos)
+        self.taken = 0
+        self.q = self.q.replace(given if best is None else best[1])
+        self.radius = 1.0 if best is None else best[2]
 
     def _more(self, num_draws: int, bias: float, tolerance: float) -> int:
         """Draws of the next round: the bias falls at least like 1 / draws, and by much more where moments begin to
@@ -162,7 +196,7 @@ class GrowingRun:
         return self.hessian * (moments - np.eye(noise.shape[-1]))
 
     def _expand(self) -> None:
-        """The Hessian at the mean of q, for the control variate; after the first round, where q is of about the right place."""
+        """The Hessian at the mean of q, for the control variate; taken after a round, where q is about right."""
         self.hessian = np.asarray(program.mean_hessian(self.target, self.q), dtype=np.float64)
         self.counts = self.counts.plus(hvp=self.q.num_factors)
 
@@ -220,8 +254,9 @@ class GrowingRun:
     def _certify(self, index: int, num_draws: int) -> None:
         """Remaining gain on fresh draws: the Newton decrement, less what the noise of the fresh gradient adds to it."""
         dimension = self.q.num_factors
-        enough = lambda parts: num_draws >= parts * CHUNK and (self.corrects or num_draws >= 2 * parts * dimension)  # noqa: E731
-        num_scrambles = next((parts for parts in (8, 4) if enough(parts)), 2)
+        # Many scrambles tell the error best, as long as each has draws enough for its moments to match.
+        least = CHUNK if self.corrects else max(CHUNK, 2 * dimension)
+        num_scrambles = next((parts for parts in (8, 4) if num_draws >= parts * least), 2)
         noise = self._noise(_FOR_CERTIFYING, index, num_draws, num_scrambles)
         look = self._call(program.EVALUATE, noise).evaluation
         error = (look.halves[0] - look.halves[1]) / 2
@@ -244,7 +279,7 @@ class GrowingRun:
         self.errors.append(spread.solution)
 
     def _second_thoughts(self) -> Outcome:
-        """CONVERGED, unless the derivatives along the draws contradict the values: pathwise derivatives miss jumps and kinks."""
+        """CONVERGED, unless the derivatives along the draws contradict the values: they miss jumps."""
         draws = min(self.capacity, _CHECK_DRAWS)
         noise = self._noise(_FOR_SECOND_THOUGHTS, 0, draws, match=False)
         look = self._call(program.EVALUATE, noise).evaluation
@@ -314,8 +349,8 @@ class GrowingRun:
 def score_disagreement(noise, log_p, gradient, params) -> float:
     """Largest z-score between the pathwise gradient and the score gradient, per normal factor, on the same draws.
 
-    The score gradient needs values of ln p alone, and is right for any ln p; both estimate the same gradient where ln p is smooth.
-    In whitened coordinates the scores are e and (e^2 - 1) / sqrt 2.
+    The score gradient needs values of ln p alone, and is right for any ln p; both estimate the same gradient where ln p
+    is smooth. In whitened coordinates the scores are e and (e^2 - 1) / sqrt 2.
     """
     sigma = np.exp(params[:, 1])
     log_ratio = log_p + 0.5 * (noise**2).sum(1)  # ln q up to a constant

@@ -84,6 +84,7 @@ class Fit:
     seconds: Seconds
     target: AbstractTarget = dataclasses.field(repr=False)
     method: object = dataclasses.field(repr=False, default=None)
+    start_elbos: np.ndarray | None = dataclasses.field(repr=False, default=None)
     error_copies: np.ndarray | None = dataclasses.field(repr=False, default=None)
 
     @property

@@ -30,6 +30,7 @@ class StepwiseRun:
         q, calls = find_start(target, q, key_start)
         self.counts = CallCounts(log_density=calls)
         self.gain, self.gain_se = float("inf"), float("inf")
+        self.start_elbos = None
         self.state = method.init(target, q, self.key)
         self.smoothed = blank_smoothed(q.params.dtype)
         self.records: list = []

@@ -174,8 +174,8 @@ def evaluate(target: AbstractTarget, q: MeanField, noise: Noise, params, directi
 def excess_energy(excess, params):
     """sigma' K sigma / 2: what the average over the noise makes of the quadratic part of ln p, beyond its expectation.
 
-    Under mirrored noise e a quadratic form with Hessian H0 averages to its expectation plus this, K = H0 * (mean e e' - I): the
-    second-order control variate (Miller et al. 2017), whatever the expansion point.
+    Under mirrored noise e a quadratic form with Hessian H0 averages to its expectation plus this, with
+    K = H0 * (mean e e' - I): the second-order control variate (Miller et al. 2017), whatever the expansion point.
     """
     if excess.shape[-1] == 0:
         return jnp.zeros((), params.dtype)
@@ -185,7 +185,7 @@ def excess_energy(excess, params):
 
 @eqx.filter_jit
 def mean_hessian(target: AbstractTarget, q: MeanField) -> Float[Array, "n n"]:
-    """Hessian of ln p (with Jacobians) at the mean of a q of normal factors, in working coordinates; n products, one draw."""
+    """Hessian of ln p (with Jacobians) at the mean of a q of normal factors, in working coordinates: n products."""
     density = target.batch(jax.random.key(0))
     centre = q.params.reshape(-1, 2)[:, 0]
 

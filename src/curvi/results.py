@@ -108,7 +108,7 @@ class Fit:
         # Closed forms exist on working coordinates only; 4,096 fixed draws give means on the supports to about 0.016
         # sd. Drawn outside of any compiled program: the points would be a constant of it.
         draws = _to_outputs(self.target, self.q, Sobol().sample(self.q, jax.random.key(0), 4096))
-        return {name: (np.mean(v, 0, dtype=float), np.std(v, 0, dtype=float)) for name, v in draws.items()}
+        return {name: _mean_and_sd(np.asarray(v)) for name, v in draws.items()}
 
     def mean(self) -> dict[str, np.ndarray]:
         """Posterior means by name, on the model's supports."""
@@ -156,6 +156,10 @@ class Fit:
                 f"  seconds         {self.seconds.compile:.2f} compiling, {self.seconds.run:.2f} running",
             ]
         )
+
+
+def _mean_and_sd(values: np.ndarray):
+    return values.mean(0, dtype=np.float64), values.std(0, dtype=np.float64)
 
 
 def _check_kind(kind: str) -> None:

@@ -32,7 +32,7 @@ class RadiusControl(eqx.Module):
         slack = self.num_errors * actual_se
         accept = actual >= -slack
         poor = actual + slack < 0.25 * step.predicted
-        good = (actual + actual_se > 0.75 * step.predicted) & (step.divergence > 0.5 * radius)
+        good = (actual + actual_se > 0.75 * step.predicted) & step.at_edge
         # A rejected step shrinks the ball below itself, whatever the ball's size was.
         shrunk = 0.25 * jnp.minimum(radius, step.divergence)
         radius = jnp.where(poor, jnp.where(accept, radius / 2, shrunk), jnp.where(good, 2 * radius, radius))

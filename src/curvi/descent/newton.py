@@ -27,9 +27,14 @@ class Step(eqx.Module):
         Gain in nats that the local model predicts for it.
     divergence
         |p|_F^2 / 2, the divergence it covers.
+    at_edge
+        Whether the ball, rather than the model's maximum along the direction, set its length.
     remaining_gain, remaining_gain_se
         The Newton decrement g'(-H)^-1 g / 2, corrected for the noise of g, and its standard error; infinite where -H
         is not definite.
+    signal
+        The natural gradient's decrement g'F^-1 g / 2, corrected for noise, in units of its standard error: whether the
+        gradient stands out of its noise, whatever the curvature.
     curvature_weight
         How much of the estimated departure of -H from F was believed, 0 (natural gradient) to 1.
     """
@@ -37,8 +42,10 @@ class Step(eqx.Module):
     direction: Float[Array, " P"]
     predicted: Float[Array, ""]
     divergence: Float[Array, ""]
+    at_edge: Array
     remaining_gain: Float[Array, ""]
     remaining_gain_se: Float[Array, ""]
+    signal: Float[Array, ""]
     curvature_weight: Float[Array, ""]
     num_products: Int[Array, ""]
     num_copies: Int[Array, ""]
@@ -72,12 +79,14 @@ def newton_step(
     noise = factor.solve(local.half_difference())
     noise_solution = solver(operator, noise, key=key_noise)
     gain, gain_se = _decrement(local, factor, solution.x, gradient, noise_solution.x, noise)
+    plain_gain, plain_se = _decrement(local, factor, gradient, gradient, noise, noise)
     step = _clip(local, factor, direction, slope, bend, radius, length)
     # Where the solve failed, or found a direction of negative curvature, nothing bounds what is left to gain.
     gain = jnp.where(usable & (solution.code != SolveOutcome.NEGATIVE_CURVATURE), gain, jnp.inf)
     return step(
         remaining_gain=gain,
         remaining_gain_se=gain_se,
+        signal=plain_gain / plain_se,
         curvature_weight=weight,
         num_products=solution.num_products + noise_solution.num_products + 1,
         num_copies=solution.num_draws + noise_solution.num_draws,
@@ -96,6 +105,7 @@ def natural_gradient_step(local: LocalModel, radius, length) -> Step:
     return _clip(local, factor, gradient, slope, slope, radius, length)(
         remaining_gain=gain,
         remaining_gain_se=gain_se,
+        signal=gain / gain_se,
         curvature_weight=jnp.zeros((), gradient.dtype),
         num_products=zero,
         num_copies=zero,
@@ -142,6 +152,7 @@ def _clip(local, factor, direction, slope, bend, radius, length):
             direction=factor.solve_transpose(t * direction),
             predicted=t * slope - t * t * bend / 2,
             divergence=t * t * square / 2,
+            at_edge=edge <= best,
             **rest,
         )
 

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from curvi.control import RadiusControl
 from curvi.descent import newton_step
@@ -13,14 +13,16 @@ from curvi.estimate.local import Counts
 from curvi.estimate.pathwise import Pathwise
 from curvi.family import MeanField
 from curvi.methods.base import Method, Record, as_counts
+from curvi.methods.second_order import count_noisy, noisy_length
 from curvi.solve import CG
 
 
 class RadiusState(eqx.Module):
-    """q and the trust radius."""
+    """q, the trust radius, and for how long noise has ruled."""
 
     q: MeanField
     radius: Float[Array, ""]
+    noisy_steps: Int[Array, ""]
 
 
 class HessianFree(Method):
@@ -46,12 +48,13 @@ class HessianFree(Method):
     needs_reparameterised: ClassVar[bool] = True
 
     def init(self, target, q, key):
-        return RadiusState(q, jnp.asarray(self.radius.initial, q.params.dtype))
+        return RadiusState(q, jnp.asarray(self.radius.initial, q.params.dtype), jnp.zeros((), jnp.int32))
 
     def step(self, target, state, key):
         key_estimate, key_step = jax.random.split(key)
         local = self.estimator(target, state.q, key_estimate)
-        step = newton_step(local, local.curvature, self.solver, state.radius, 1.0, self.damping, False, key_step)
+        length = noisy_length(state.noisy_steps, state.radius.dtype)
+        step = newton_step(local, local.curvature, self.solver, state.radius, length, self.damping, False, key_step)
         candidate = state.q.replace(state.q.params + step.direction)
         value, value_se = self._paired_gain(target, state.q, candidate, local, key_estimate)
         accept, radius = self.radius(state.radius, step, value, value_se)
@@ -71,7 +74,9 @@ class HessianFree(Method):
             curvature_weight=step.curvature_weight,
             counts=as_counts(counts),
         )
-        return RadiusState(candidate.replace(jnp.where(accept, candidate.params, state.q.params)), radius), record
+        noisy_steps = count_noisy(state.noisy_steps, step, 2.0)
+        params = jnp.where(accept, candidate.params, state.q.params)
+        return RadiusState(candidate.replace(params), radius, noisy_steps), record
 
     def _paired_gain(self, target, q, candidate, local, key):
         """ELBO gained on the very draws of the local model, and its standard error over groups of draws."""

@@ -70,8 +70,8 @@ def safe_init(estimator, safeguard: Safeguard, target, q: MeanField, key) -> Saf
 def safe_step(estimator, safeguard: Safeguard, descend, calls_per_copy: int, target, state: SafeState, key):
     """One safe step; `descend(local, radius, length, key)` gives the `Step`."""
     key_descend, key_estimate = jax.random.split(key)
-    length = jax.lax.rsqrt(1.0 + state.noisy_steps)
-    step: Step = descend(state.local, state.radius, length.astype(state.radius.dtype), key_descend)
+    length = noisy_length(state.noisy_steps, state.radius.dtype)
+    step: Step = descend(state.local, state.radius, length, key_descend)
     direction = jnp.where(state.ready, step.direction, 0)
     candidate = state.q.replace(state.q.params + direction)
     local: LocalModel = estimator(target, candidate, key_estimate)
@@ -84,8 +84,9 @@ def safe_step(estimator, safeguard: Safeguard, descend, calls_per_copy: int, tar
     shrunk = 0.1 * jnp.minimum(state.radius, jnp.where(jnp.isfinite(step.divergence), step.divergence, jnp.inf))
     accept = finite & (accept | ~state.ready)
     radius = jnp.where(state.ready, jnp.where(finite, radius, shrunk), state.radius)
-    noisy = step.remaining_gain < safeguard.num_errors * step.remaining_gain_se
-    noisy_steps = jnp.where(state.ready & accept, jnp.where(noisy, state.noisy_steps + 1, 0), state.noisy_steps)
+    noisy_steps = jnp.where(
+        state.ready & accept, count_noisy(state.noisy_steps, step, safeguard.num_errors), state.noisy_steps
+    )
 
     counts = as_counts(
         local.counts
@@ -102,9 +103,21 @@ def safe_step(estimator, safeguard: Safeguard, descend, calls_per_copy: int, tar
         curvature_weight=step.curvature_weight,
         counts=counts,
     )
-    moved = SafeState(candidate, local, radius, noisy_steps, state.ready | finite)
-    stayed = SafeState(state.q, state.local, radius, noisy_steps, state.ready)
+    moved = SafeState(candidate, local, radius, noisy_steps, jnp.ones((), bool))
+    # After a rejection the next step estimates anew where it stands: an estimate that was high by luck would reject
+    # every honest one after it.
+    stayed = SafeState(state.q, state.local, radius, noisy_steps, jnp.zeros((), bool))
     return select(accept, moved, stayed), record
+
+
+def count_noisy(noisy_steps, step: Step, num_errors: float):
+    """One more where the gradient does not stand out of its noise, none where it does."""
+    return jnp.where(step.signal < num_errors, noisy_steps + 1, 0)
+
+
+def noisy_length(noisy_steps, dtype):
+    """Length of a step after so many that noise ruled: k^-1/2."""
+    return jax.lax.rsqrt(1.0 + noisy_steps).astype(dtype)
 
 
 def literal_step(estimator, solver, operator_of, step_length, calls_per_copy: int, target, state: LiteralState, key):

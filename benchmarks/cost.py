@@ -2,10 +2,12 @@
 
 Solvers run a fixed number of steps: damping of 1e9 Fisher informations keeps every system definite, whatever 8 draws say of it, and a
 tolerance of zero keeps conjugate gradients going. Time is that of the processor, on one thread, which other work on the machine disturbs
-least. Each d runs in a process of its own: python benchmarks/cost.py D LINES.
+least; user time alone leaves out what the kernel spends on handing out fresh pages. Each d runs in a process of its own:
+python benchmarks/cost.py D LINES.
 """
 
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -87,12 +89,14 @@ def measure(target, method) -> dict:
     program = jax.jit(step).lower(data, dynamic, key).compile()
     compile_seconds = time.perf_counter() - began
     wall, processor = [], []
+    before = resource.getrusage(resource.RUSAGE_SELF)
     while len(wall) < 4 or (sum(wall) < 2.0 and len(wall) < 200):
         key_step = jax.random.fold_in(key, len(wall))
         began, began_processor = time.perf_counter(), time.process_time()
         dynamic, record = jax.block_until_ready(program(data, dynamic, key_step))
         processor.append(time.process_time() - began_processor)
         wall.append(time.perf_counter() - began)
+    after = resource.getrusage(resource.RUSAGE_SELF)
     memory = program.memory_analysis()
     parts = {
         "temporary": memory.temp_size_in_bytes,
@@ -108,6 +112,8 @@ def measure(target, method) -> dict:
         # The first step only estimates. The fastest of the others: other work on the machine only ever adds.
         "run_seconds": min(processor[1:]),
         "wall_seconds": min(wall[1:]),
+        "user_seconds": (after.ru_utime - before.ru_utime) / len(wall),
+        "system_seconds": (after.ru_stime - before.ru_stime) / len(wall),
         "num_timed": len(wall) - 1,
     }
 

@@ -222,9 +222,9 @@ class GrowingRun:
         share = np.arange(1, taken + 1) / max(taken, 1)
         self.rows.append(
             {
-                "elbo": reply.elbos[1 : taken + 1],
-                "remaining_gain": reply.gains[1 : taken + 1],
-                "radius": reply.radii[1 : taken + 1],
+                "elbo": reply.trace[1 : taken + 1, 0],
+                "remaining_gain": reply.trace[1 : taken + 1, 1],
+                "radius": reply.trace[1 : taken + 1, 2],
                 "seconds": began + (ended - began) * share - self.clock.compile,
                 "log_density": before + (self.counts.log_density - before) * share,
                 "num_draws": np.full(taken, int(noise.num_chunks) * CHUNK),

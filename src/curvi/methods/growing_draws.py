@@ -107,16 +107,13 @@ class Reply(eqx.Module):
     evaluation: Evaluation
     solution: Float[Array, " P"]
     decrement: Float[Array, ""]  # of the last solve: rhs' x / 2
-    residual: Float[Array, ""]  # of the last solve, relative, in the whitened norm
     definite: Array  # whether the last solve met no negative curvature
     radius: Float[Array, ""]
     num_steps: Int[Array, ""]
     num_products: Int[Array, ""]
     num_evaluations: Int[Array, ""]
     status: Int[Array, ""]
-    elbos: Float[Array, " H"]  # ELBO after each step
-    gains: Float[Array, " H"]  # Newton decrement before each step
-    radii: Float[Array, " H"]
+    trace: Float[Array, "H 3"]  # ELBO after, Newton decrement before, and radius after each step
 
 
 MAX_STEPS = 256
@@ -158,16 +155,15 @@ def evaluate(target: AbstractTarget, q: MeanField, noise: Noise, params, directi
     count = jnp.maximum(used / 2, 1.0)
 
     def closed_form(p):
-        return q.replace(p).entropy() - excess_energy(noise.excess.mean(0), p)
+        """Entropy, less the excess of each half."""
+        return q.replace(p).entropy() - jax.vmap(lambda excess: excess_energy(excess, p))(noise.excess)
 
-    (value, _), (_, moved_grad) = jax.jvp(jax.value_and_grad(closed_form), (params,), (direction,))
-    own = jax.vmap(lambda excess: jax.grad(lambda p: q.replace(p).entropy() - excess_energy(excess, p))(params))
+    # Few parameters a factor and no model: the derivatives of the closed part cost next to nothing.
+    value = closed_form(params).mean()
+    own = jax.vmap(lambda weight: jax.grad(lambda p: weight @ closed_form(p))(params))(jnp.eye(2, dtype=dtype))
+    moved_grad = jax.jvp(jax.grad(lambda p: closed_form(p).mean()), (params,), (direction,))[1]
     return Evaluation(
-        values.sum() / (CHUNK * used) + value,
-        halves / count + own(noise.excess),
-        product / used + moved_grad,
-        values,
-        slopes,
+        values.sum() / (CHUNK * used) + value, halves / count + own, product / used + moved_grad, values, slopes
     )
 
 
@@ -204,18 +200,15 @@ class _Machine(eqx.Module):
     params: Array
     evaluation: Evaluation
     radius: Array
-    # conjugate gradients in whitened coordinates: x, A x, residual, direction
+    # conjugate gradients in whitened coordinates: A x = b, with x, A x, residual and direction
+    b: Array
     x: Array
     ax: Array
     r: Array
     d: Array
-    rr: Array
-    rr_start: Array
-    cg_steps: Array
+    cg_steps: Array  # 0 before the first product: b, r and d are then still to be whitened
     edge: Array  # the last solve ended on the edge of the ball
     definite: Array
-    # the candidate
-    predicted: Array
     solving: Array  # this turn: a product (True) or a candidate (False)
     # bookkeeping
     finished: Array
@@ -223,144 +216,120 @@ class _Machine(eqx.Module):
     num_steps: Array
     num_products: Array
     num_evaluations: Array
-    elbos: Array
-    gains: Array
-    radii: Array
+    trace: Array  # ELBO, Newton decrement and radius of each step
 
 
 @eqx.filter_jit
 def run_program(target: AbstractTarget, q: MeanField, noise: Noise, request: Request) -> Reply:
     """Climb from `params`, or solve -H x = rhs there, or evaluate there."""
     dtype = q.params.dtype
-    climbing = request.purpose == CLIMB
-    resolution = jnp.finfo(dtype).eps
+    climbing, resolution = request.purpose == CLIMB, jnp.finfo(dtype).eps
+    zeros, no, zero = jnp.zeros_like(request.params), jnp.zeros((), bool), jnp.zeros((), jnp.int32)
 
-    def whitener(params):
-        return q.replace(params).fisher().factorise()
-
-    def begin_solve(m: _Machine, rhs) -> _Machine:
-        zero = jnp.zeros_like(rhs)
-        fresh = {"x": zero, "ax": zero, "r": rhs, "d": rhs, "rr": rhs @ rhs, "rr_start": rhs @ rhs}
-        flags = {"cg_steps": jnp.zeros((), jnp.int32), "edge": jnp.zeros((), bool), "definite": jnp.ones((), bool)}
-        return _update(m, **fresh, **flags, solving=jnp.ones((), bool))
-
-    def after_product(m: _Machine, e: Evaluation) -> _Machine:
+    def after_product(m: _Machine, e: Evaluation, candidate, ad) -> _Machine:
         """One step of truncated conjugate gradients (Steihaug 1983) on A = -F^-1/2 H F^-1/2."""
-        ad = -whitener(m.params).solve(e.product)
-        bend = m.d @ ad
-        alpha = m.rr / jnp.where(bend > 0, bend, 1.0)
-        trial = m.x + alpha * m.d
+        rr, bend, dd, xd, xx = m.r @ m.r, m.d @ ad, m.d @ m.d, m.x @ m.d, m.x @ m.x
+        alpha = rr / jnp.where(bend > 0, bend, 1.0)
         ball = jnp.where(climbing, 2 * m.radius, jnp.inf)
-        outside = trial @ trial >= ball
         negative = bend <= 0
-        leave = (negative & climbing) | outside
+        leave = (negative & climbing) | (xx + alpha * (2 * xd + alpha * dd) >= ball)
         # To the edge along d: |x + tau d|^2 = 2 radius.
-        dd, xd, gap = m.d @ m.d, m.x @ m.d, ball - m.x @ m.x
-        tau = jnp.where(leave, (-xd + jnp.sqrt(jnp.maximum(xd * xd + dd * gap, 0.0))) / dd, alpha)
+        tau = jnp.where(leave, (jnp.sqrt(jnp.maximum(xd * xd + dd * (ball - xx), 0.0)) - xd) / dd, alpha)
         tau = jnp.where(negative & ~climbing, 0.0, tau)
         r = m.r - tau * ad
-        rr = r @ r
-        steps = m.cg_steps + 1
+        rr_next, bb = r @ r, m.b @ m.b
         # Inexact Newton (Eisenstat and Walker 1996): digits as the gradient vanishes, so that the end is superlinear.
-        root = jnp.sqrt(m.rr_start)
-        climb_tolerance = jnp.minimum(0.2, jnp.sqrt(root)) * root
-        tolerance = jnp.where(climbing, climb_tolerance, request.residual_tolerance * root)
-        small = (jnp.sqrt(rr) <= tolerance) | (steps >= request.max_products) | ~jnp.isfinite(rr)
+        climb_tolerance = jnp.minimum(0.2, bb**0.25)
+        tolerance = jnp.where(climbing, climb_tolerance, request.residual_tolerance) ** 2 * bb
+        small = (rr_next <= tolerance) | (m.cg_steps + 1 >= request.max_products) | ~jnp.isfinite(rr_next)
         end = leave | negative | small
-        x, ax = m.x + tau * m.d, m.ax + tau * ad
-        gradient = whitener(m.params).solve(m.evaluation.grad)
         return _update(
             m,
-            x=x,
-            ax=ax,
+            x=m.x + tau * m.d,
+            ax=m.ax + tau * ad,
             r=r,
-            d=r + rr / jnp.where(m.rr > 0, m.rr, 1.0) * m.d,
-            rr=rr,
-            cg_steps=steps,
+            d=r + rr_next / jnp.where(rr > 0, rr, 1.0) * m.d,
+            cg_steps=m.cg_steps + 1,
             edge=leave,
             definite=m.definite & ~negative,
-            predicted=gradient @ x - x @ ax / 2,
             solving=~(end & climbing),
             finished=end & ~climbing,
             num_products=m.num_products + 1,
         )
 
-    def after_candidate(m: _Machine, e: Evaluation) -> _Machine:
-        """The ratio test on common draws, then the next solve."""
+    def after_candidate(m: _Machine, e: Evaluation, candidate, _) -> _Machine:
+        """The ratio test on common draws; the next turn begins the next solve."""
         first = m.num_evaluations == 0
         finite = jnp.isfinite(e.value) & jnp.all(jnp.isfinite(e.halves))
-        actual = e.value - m.evaluation.value
+        predicted, actual = m.b @ m.x - m.x @ m.ax / 2, e.value - m.evaluation.value
         # Below the rounding of the value a ratio means nothing: such a step counts as predicted.
         rounding = 20 * resolution * (jnp.abs(e.value) + 1)
-        lost_in_rounding = m.predicted <= rounding
-        ratio = jnp.where(lost_in_rounding & (jnp.abs(actual) <= 2 * rounding), 1.0, actual / m.predicted)
+        lost_in_rounding = predicted <= rounding
+        ratio = jnp.where(lost_in_rounding & (jnp.abs(actual) <= 2 * rounding), 1.0, actual / predicted)
         ratio = jnp.where(finite, ratio, -1.0)
-        accept = (ratio > 0.05) | (first & finite)
-        length = m.x @ m.x / 2
-        smaller, larger = 0.2 * jnp.minimum(length, m.radius), jnp.where(ratio > 0.9, 6.0, 2.5) * m.radius
+        accept = finite & (first | (ratio > 0.05))
+        smaller = 0.2 * jnp.minimum(m.x @ m.x / 2, m.radius)
+        larger = jnp.where(ratio > 0.9, 6.0, 2.5) * m.radius
         radius = jnp.where(ratio < 0.25, smaller, jnp.where((ratio > 0.75) & m.edge, larger, m.radius))
         radius = jnp.where(first, m.radius, radius)
-        small = ~m.edge & (m.predicted <= request.gain_tolerance) & accept & ~first
+        small = ~m.edge & (predicted <= request.gain_tolerance) & accept & ~first
         steps = jnp.where(first, 0, m.num_steps + 1)
-        stuck = radius < resolution
-        out = steps >= request.max_steps
-        finished = small | stuck | out | (first & ~finite) | (first & ~climbing)
-        status = jnp.where(small, DONE, jnp.where(out, OUT_OF_STEPS, jnp.where(stuck, STUCK, DONE)))
-        status = jnp.where(small & lost_in_rounding & (m.predicted > request.gain_tolerance / 10), PRECISION, status)
-        status = jnp.where(first & ~finite, BAD_START, status)
-        slot = jnp.minimum(steps, MAX_STEPS - 1)
-        params = m.params + whitener(m.params).solve_transpose(m.x)
-        params = jnp.where(first, m.params, params)
-        kept = jax.tree.map(lambda a, b: jnp.where(accept | first, a, b), e, m.evaluation)
-        params = jnp.where(accept, params, m.params)
-        m = _update(
+        stuck, out = radius < resolution, steps >= request.max_steps
+        limited = small & lost_in_rounding & (predicted > request.gain_tolerance / 10)
+        status = jnp.select(
+            [first & ~finite, limited, small, out, stuck], [BAD_START, PRECISION, DONE, OUT_OF_STEPS, STUCK], DONE
+        )
+        # SOLVE needs no candidate: its first turn evaluates, and then the products begin.
+        finished = (small | stuck | out | (first & (~finite | ~climbing))) & (request.purpose != SOLVE)
+        kept = jax.tree.map(lambda new, old: jnp.where(accept | first, new, old), e, m.evaluation)
+        gain = jnp.where(m.definite, predicted, jnp.inf)
+        return _update(
             m,
-            params=params,
+            params=jnp.where(accept, candidate, m.params),
             evaluation=kept,
             radius=radius,
+            # The last solution stays for the reply.
+            x=jnp.where(finished, m.x, zeros),
+            ax=zeros,
+            cg_steps=zero,
+            edge=no,
+            definite=jnp.where(finished, m.definite, True),
+            solving=~no,
             finished=finished,
             status=status.astype(jnp.int32),
             num_steps=steps,
             num_evaluations=m.num_evaluations + 1,
-            elbos=m.elbos.at[slot].set(kept.value),
-            gains=m.gains.at[slot].set(jnp.where(m.definite, m.predicted, jnp.inf)),
-            radii=m.radii.at[slot].set(radius),
+            trace=m.trace.at[jnp.minimum(steps, MAX_STEPS - 1)].set(jnp.stack([kept.value, gain, radius])),
         )
-        rhs = jnp.where(climbing, kept.grad, request.rhs)
-        # SOLVE needs no candidate: its first turn evaluates, and then the products begin.
-        solve_next = begin_solve(m, whitener(params).solve(rhs))
-        return _update(solve_next, finished=finished & ~(request.purpose == SOLVE), solving=jnp.ones((), bool))
 
     def turn(m: _Machine) -> _Machine:
-        factor = whitener(m.params)
-        candidate = m.params + factor.solve_transpose(m.x)
+        factor = q.replace(m.params).fisher().factorise()
+        begins = m.solving & (m.cg_steps == 0)
+        rhs = factor.solve(jnp.where(climbing, m.evaluation.grad, request.rhs))
+        pick = lambda fresh, old: jnp.where(begins, fresh, old)  # noqa: E731
+        m = _update(m, b=pick(rhs, m.b), r=pick(rhs, m.r), d=pick(rhs, m.d))
+        along = factor.solve_transpose(jnp.where(m.solving, m.d, m.x))
+        candidate = m.params + along
         first = m.num_evaluations == 0
-        point = jnp.where(m.solving | first, m.params, candidate)
-        direction = jnp.where(m.solving, factor.solve_transpose(m.d), jnp.where(first, request.rhs, 0.0))
+        point = jnp.where(m.solving, m.params, candidate)
+        direction = jnp.where(m.solving, along, jnp.where(first, request.rhs, 0.0))
         e = evaluate(target, q, noise, point, direction)
-        return jax.lax.cond(m.solving, after_product, after_candidate, m, e)
+        return jax.lax.cond(m.solving, after_product, after_candidate, m, e, candidate, -factor.solve(e.product))
 
-    zeros, scalar, count = jnp.zeros_like(request.params), jnp.zeros((), dtype), jnp.zeros((), jnp.int32)
     size = noise.half.shape[0]
-    blank = Evaluation(
-        scalar - jnp.inf,
-        jnp.zeros((2, zeros.size), dtype),
-        zeros,
-        jnp.zeros((size, CHUNK), dtype),
-        jnp.zeros(size, dtype),
-    )
-    trace, no = jnp.full(MAX_STEPS, jnp.nan, dtype), jnp.zeros((), bool)
+    nothing = jnp.full((), -jnp.inf, dtype)
+    values, slopes = jnp.zeros((size, CHUNK), dtype), jnp.zeros(size, dtype)
+    blank = Evaluation(nothing, jnp.zeros((2, zeros.size), dtype), zeros, values, slopes)
+    trace = jnp.full((MAX_STEPS, 3), jnp.nan, dtype)
     start = _Machine(
-        request.params, blank, request.radius, zeros, zeros, zeros, zeros, scalar, scalar, count, no, ~no,
-        scalar, no, no, count, count, count, count, trace, trace, trace,
+        request.params, blank, request.radius, zeros, zeros, zeros, zeros, zeros, zero, no, ~no,
+        no, no, zero, zero, zero, zero, trace,
     )  # fmt: skip
     m = jax.lax.while_loop(lambda m: ~m.finished, turn, start)
-    factor = whitener(m.params)
-    relative = jnp.sqrt(m.rr / jnp.where(m.rr_start > 0, m.rr_start, 1.0))
-    rhs = factor.solve(jnp.where(climbing, m.evaluation.grad, request.rhs))
+    solution = q.replace(m.params).fisher().factorise().solve_transpose(m.x)
     return Reply(
-        m.params, m.evaluation, factor.solve_transpose(m.x), rhs @ m.x / 2, relative, m.definite, m.radius,
-        m.num_steps, m.num_products, m.num_evaluations, m.status, m.elbos, m.gains, m.radii,
+        m.params, m.evaluation, solution, m.b @ m.x / 2, m.definite, m.radius,
+        m.num_steps, m.num_products, m.num_evaluations, m.status, m.trace,
     )  # fmt: skip
 
 

@@ -18,14 +18,14 @@ from curvi.methods import (
 )
 from curvi.solve import CG, ShermanMorrison, Woodbury
 
-ADAM = (0.01, 0.02, 0.04, 0.08, 0.16)
-PLAIN = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3)
-NATURAL = (0.01, 0.02, 0.04, 0.08, 0.16)
-DECAYING = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
-DECAYING_PLAIN = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
+ADAM = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32)
+PLAIN = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
+NATURAL = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32)
+DECAYING = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
+DECAYING_PLAIN = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
 MEMORY = (1.0, 3.0, 10.0, 30.0, 100.0)
 DAMPING = (0.001, 0.03, 0.3)
-STEP_LENGTH = (1.0, 0.3, 0.1, 0.03, 0.01)
+STEP_LENGTH = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003)
 
 
 def first_order(num_draws) -> list[Entry]:
@@ -50,7 +50,7 @@ def first_order(num_draws) -> list[Entry]:
     add("SGD, anchored score", S, AnchoredScore(S), optax.sgd, PLAIN)
     add("Robbins-Monro, anchored score", S, AnchoredScore(S), robbins_monro, DECAYING_PLAIN, rate="scale")
     S = num_draws[-1]
-    add("Adam, paper's score", S, PaperScore(S), optax.adam, (0.0025, 0.005, *ADAM))
+    add("Adam, paper's score", S, PaperScore(S), optax.adam, (0.0025, 0.005, *ADAM[:5]))
     add("Robbins-Monro, paper's score", S, PaperScore(S), robbins_monro, DECAYING_PLAIN, rate="scale")
     controlled = PaperScore(S, control=ParameterControl())
     add("Robbins-Monro, paper's score, control variate", S, controlled, robbins_monro, DECAYING_PLAIN, rate="scale")

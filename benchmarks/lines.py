@@ -41,7 +41,7 @@ def append(path: Path, problem: str, method: str, setting: dict, seed: int, **me
     line = {"problem": problem, "method": method, "setting": setting, "seed": seed, **measured, **environment()}
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
-        file.write(json.dumps(line, default=float) + "\n")
+        file.write(json.dumps(line, default=float, separators=(",", ":")) + "\n")
 
 
 def read(path: Path) -> list[dict]:

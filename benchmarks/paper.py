@@ -88,7 +88,7 @@ def run_races(path, problem, chosen, thresholds, max_calls: int, quick: bool, ma
     for entry in chosen[::6] if quick else chosen:
         if match not in entry.method:
             continue
-        result = race(problem, entry, SEEDS, thresholds, 2_000 if quick else max_calls, max_seconds=25.0)
+        result = race(problem, entry, SEEDS, thresholds, 2_000 if quick else max_calls)
         best = best_rate(result.tracks, thresholds[0])
         for track in result.tracks:
             hits = {threshold: track.hit(threshold) for threshold in thresholds}
@@ -115,12 +115,10 @@ def run_races(path, problem, chosen, thresholds, max_calls: int, quick: bool, ma
                 measured["track"] = thin(track)
             setting = {**entry.setting, **({} if track.rate is None else {"rate": track.rate})}
             lines.append(path, problem.name, entry.method, setting, track.seed, **measured)
-        shown = [t.log_density[t.hit(thresholds[0])] if t.hit(thresholds[0]) is not None else None for t in result.tracks if t.rate == best]
-        print(
-            f"{problem.name}: {entry.method} {entry.setting} best {best}: {shown} "
-            f"({result.compile_seconds:.0f} + {result.run_seconds:.0f} s)",
-            flush=True,
-        )
+        hits = [(track, track.hit(thresholds[0])) for track in result.tracks if track.rate == best]
+        shown = ", ".join("-" if at is None else f"{track.log_density[at]:,}" for track, at in hits)
+        seconds = f"{result.compile_seconds:.0f} + {result.run_seconds:.0f} s"
+        print(f"{problem.name}: {entry.method} {entry.setting} best {best}: {shown} ({seconds})", flush=True)
 
 
 def best_rate(tracks, threshold: float):
@@ -135,7 +133,7 @@ def best_rate(tracks, threshold: float):
     return min({track.rate for track in tracks}, key=score)
 
 
-def thin(track, num_points: int = 40) -> dict:
+def thin(track, num_points: int = 30) -> dict:
     """Calls and gaps at points about evenly spaced on a logarithmic scale."""
     index = np.unique(np.geomspace(1, len(track.steps), num_points).round().astype(int)) - 1
     gaps = [float(f"{g:.4g}") if np.isfinite(g) else None for g in track.gap[index]]

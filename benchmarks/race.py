@@ -54,7 +54,7 @@ class Race:
     max_calls: int
 
 
-def race(problem: Problem, entry: Entry, seeds, thresholds, max_calls: int, max_seconds: float = 60.0) -> Race:
+def race(problem: Problem, entry: Entry, seeds, thresholds, max_calls: int, max_seconds: float = 90.0) -> Race:
     """The tracks of all rates and seeds, up to `max_calls` calls each."""
     rates = entry.rates or (None,)
     lanes = [(rate, seed) for rate in rates for seed in seeds]

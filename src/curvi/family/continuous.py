@@ -7,6 +7,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro.distributions as dist
 from jax.scipy.special import digamma, gammaln, ndtri, polygamma
 
@@ -30,7 +31,7 @@ def _trigamma(x):
 
 
 def _location_scale_start(value):
-    return jnp.stack([value, jnp.full_like(value, _START_LOG_SCALE)], -1)
+    return np.stack([value, np.full_like(value, _START_LOG_SCALE)], -1)
 
 
 def _normal_score(params, z):
@@ -104,7 +105,7 @@ class LogNormal(Factor):
         return _normal_hessian(params, jnp.log(x))
 
     def start(self, value):
-        return _location_scale_start(jnp.log(value))
+        return _location_scale_start(np.log(value))
 
     def from_normal(self, params, noise):
         return jnp.exp(params[..., 0] + jnp.exp(params[..., 1]) * noise)
@@ -149,7 +150,7 @@ class StudentT(Factor):
         return _rows((location, zero, zero), (zero, scale, cross), (zero, cross, tail))
 
     def start(self, value):
-        return jnp.concatenate([_location_scale_start(value), jnp.full((*value.shape, 1), 1.0, value.dtype)], -1)
+        return np.concatenate([_location_scale_start(value), np.full((*value.shape, 1), 1.0, value.dtype)], -1)
 
     def from_uniform(self, params, u):
         df, u = 4 + jnp.exp(params[..., 2]), u[..., 0]
@@ -180,8 +181,8 @@ class Gamma(Factor):
         return _rows((a * a * _trigamma(a), -a), (-a, a))
 
     def start(self, value):
-        shape = jnp.full_like(value, jnp.log(_START_CONCENTRATION))
-        return jnp.stack([shape, shape - jnp.log(value)], -1)
+        shape = np.full_like(value, np.log(_START_CONCENTRATION))
+        return np.stack([shape, shape - np.log(value)], -1)
 
     def from_uniform(self, params, u):
         return continuous_quantile(self.distribution(params).cdf, jnp.exp, u[..., 0], -80.0, 80.0)
@@ -211,7 +212,7 @@ class Beta(Factor):
         return _rows((a * a * (_trigamma(a) - both), cross), (cross, b * b * (_trigamma(b) - both)))
 
     def start(self, value):
-        return jnp.stack([jnp.log(_START_CONCENTRATION * value), jnp.log(_START_CONCENTRATION * (1 - value))], -1)
+        return np.stack([np.log(_START_CONCENTRATION * value), np.log(_START_CONCENTRATION * (1 - value))], -1)
 
     def from_uniform(self, params, u):
         return continuous_quantile(self.distribution(params).cdf, jax.nn.sigmoid, u[..., 0], -80.0, 40.0)
@@ -253,7 +254,7 @@ class Dirichlet(Factor):
         return diagonal - a[..., :, None] * a[..., None, :] * _trigamma(a.sum(-1))[..., None, None]
 
     def start(self, value):
-        return jnp.log(_START_CONCENTRATION * value)
+        return np.log(_START_CONCENTRATION * value)
 
     def from_uniform(self, params, u):
         gammas = continuous_quantile(dist.Gamma(jnp.exp(params), jnp.ones_like(params)).cdf, jnp.exp, u, -80.0, 80.0)

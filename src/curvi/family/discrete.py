@@ -4,6 +4,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro.distributions as dist
 from jax.scipy.special import gammaln
 
@@ -49,7 +50,7 @@ class Bernoulli(Factor):
         return (p * jax.nn.sigmoid(-params))[..., None]
 
     def start(self, value):
-        return jnp.where(value.astype(bool), _START_LOGIT, -_START_LOGIT)[..., None]
+        return np.where(value.astype(bool), _START_LOGIT, -_START_LOGIT)[..., None]
 
     def from_uniform(self, params, u):
         return (u[..., 0] > jax.nn.sigmoid(-params[..., 0])).astype(jnp.int32)
@@ -103,7 +104,7 @@ class Categorical(Factor):
         return jax.vmap(jnp.diag)(p) - p[..., :, None] * p[..., None, :]
 
     def start(self, value):
-        logits = _START_LOGIT * jax.nn.one_hot(value - self.lowest, _known(self.size), dtype=jnp.result_type(float))
+        logits = _START_LOGIT * np.eye(_known(self.size))[value - self.lowest]
         return logits[..., 1:] - logits[..., :1]
 
     def from_uniform(self, params, u):
@@ -158,7 +159,7 @@ class Poisson(Factor):
         return jnp.exp(params)[..., None]
 
     def start(self, value):
-        return jnp.log(value + 0.5)[..., None]
+        return np.log(value + 0.5)[..., None]
 
     def from_uniform(self, params, u):
         rate = jnp.exp(params[..., 0])

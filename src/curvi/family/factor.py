@@ -73,7 +73,7 @@ class Factor(ABC):
 
     @abstractmethod
     def start(self, value: Float[Array, "n ..."]) -> Float[Array, "n k"]:
-        """Parameters of a moderately concentrated factor near `value`."""
+        """Parameters of a moderately concentrated factor near `value`; numpy arrays, on the host."""
 
     @abstractmethod
     def from_uniform(self, params: Float[Array, "n k"], u: Float[Array, "n u"]) -> Array:

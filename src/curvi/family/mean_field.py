@@ -74,9 +74,11 @@ class MeanField(eqx.Module):
             factor = _resolve(latent, chosen.get(latent.name))
             pushed = factor.real_line and not supports.is_real(latent.support)
             value = target.init[latent.name]
-            working = biject_to(latent.support).inv(value) if pushed else value
+            # numpy on the host: each operation of JAX outside a program costs a compilation.
+            working = np.asarray(biject_to(latent.support).inv(value) if pushed else value)
             working = working.reshape(-1, *factor.event_shape)
-            params = _inside(factor.start(working).astype(target.dtype), latent)
+            with np.errstate(all="ignore"):  # what is not finite is refused by name
+                params = _inside(factor.start(working).astype(target.dtype), latent)
             group = grouped.setdefault(factor, len(grouped))
             if group == len(counts):
                 counts.append(0)
@@ -85,7 +87,7 @@ class MeanField(eqx.Module):
             counts[group] += working.shape[0]
             starts[group].append(params)
         self.layout = Layout(tuple(grouped), tuple(counts), tuple(slots))
-        self.params = join([jnp.concatenate(parts) for parts in starts])
+        self.params = jnp.asarray(np.concatenate([part.ravel() for parts in starts for part in parts]))
 
     # -- parameters ---------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test test-slow lint format bench-paper lock clean
+.PHONY: help venv demo test test-slow lint format bench bench-full bench-paper lock clean
 
 help:
 	@echo "make demo         fit the demonstration models, write curvi-demo/"
@@ -23,6 +23,8 @@ help:
 	@echo "make test-slow    run the tests marked slow"
 	@echo "make lint         ruff check, ruff format --check, pyright"
 	@echo "make format       apply ruff's fixes and formatting"
+	@echo "make bench        compare with other libraries: six problems in under ten minutes, write docs/peers.md"
+	@echo "make bench-full   the same on all problems; takes hours"
 	@echo "make bench-paper  run benchmarks/paper.py"
 	@echo "make lock         write constraints.txt anew from pyproject.toml (LOCK_ARGS=--upgrade: newest versions)"
 	@echo "make clean        remove .venv, caches and build outputs"
@@ -56,6 +58,23 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# The peers live in a virtual environment of their own: they are no dependencies of the package.
+BENCH_VENV := .venv-bench
+BENCH_STAMP := $(BENCH_VENV)/.installed
+
+$(BENCH_STAMP): pyproject.toml constraints.txt benchmarks/requirements.txt
+	test -x $(BENCH_VENV)/bin/python || $(PYTHON) -m venv $(BENCH_VENV)
+	$(BENCH_VENV)/bin/python -m pip install --quiet --constraint constraints.txt hatchling editables
+	$(BENCH_VENV)/bin/python -m pip install --quiet --constraint constraints.txt --no-build-isolation \
+	  --editable . --requirement benchmarks/requirements.txt
+	@touch $@
+
+bench: $(BENCH_STAMP)
+	$(BENCH_VENV)/bin/python benchmarks/peers.py --short
+
+bench-full: $(BENCH_STAMP)
+	$(BENCH_VENV)/bin/python benchmarks/peers.py --full
+
 bench-paper: $(STAMP)
 	$(BIN)/python benchmarks/paper.py
 
@@ -67,5 +86,5 @@ lock: $(STAMP)
 	  --no-emit-package curvi --output-file constraints.txt pyproject.toml
 
 clean:
-	rm -rf $(VENV) build dist site curvi-demo .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(BENCH_VENV) build dist site curvi-demo .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -35,6 +35,13 @@ _CHECK_DRAWS = 1024
 _ENDLESS = 200
 _MATERIAL = 0.02  # a whitened gradient of this size is worth 0.0002 nats: rounding is not held against the model
 _LARGEST_Z = 6.0  # over hundreds of parameters a z of 4 is no surprise, one of 6 is
+_SECANT_DRAWS = 256
+_SECANT = 0.1  # in sds of q: wide enough to cross kinks, narrow enough for smooth densities to look quadratic
+# Relative discrepancy of Hessian products and secants. Up to 1 products may be too small (they miss the curvature of
+# kinks), and then the remaining gain is overstated; beyond, they are too large, and it is understated.
+_LARGEST_DISCREPANCY, _SUSPECT_DISCREPANCY = 1.0, 0.5
+_PROBE_PRODUCTS = 50
+_KICK = 0.1  # in sds of q
 
 
 class GrowingRun:
@@ -65,6 +72,7 @@ class GrowingRun:
         self.rows: list[dict] = []
         self.capacity = method.buffer_draws(q.num_factors)
         self.found_start = False
+        self.kicked = False
         self.last_draws = 0
         # With few dimensions the noise itself is matched and needs no correction; with very many the Hessian is too
         # large to store.
@@ -89,12 +97,14 @@ class GrowingRun:
         while True:
             noise = self._noise(_FOR_CLIMBING, index, num_draws)
             reply = self._climb(noise, tolerance, limit)
+            self.gain = self.gain_se = float("inf")  # what was known is of another q
             status = int(reply.status)
             if status == program.BAD_START and not self.found_start:
                 self._search_start()
                 continue
             if status == program.BAD_START:
-                return Outcome.NON_FINITE
+                # Overflow at the end of a long climb is a flat or unbounded density.
+                return Outcome.NON_FINITE if self.taken < _ENDLESS else Outcome.NOT_A_MAXIMUM
             if self.corrects:
                 first = self.hessian is None
                 self._expand()
@@ -105,7 +115,12 @@ class GrowingRun:
             if definite and (bias <= _BIAS_SHARE * tolerance or last):
                 self._certify(index, num_draws)
                 if self.gain + 2 * self.gain_se <= tolerance:
-                    return self._second_thoughts()
+                    outcome = self._second_thoughts(index, num_draws)
+                    if outcome is not Outcome.NOT_A_MAXIMUM or self.kicked or self.taken >= limit:
+                        return outcome
+                    self._kick()
+                    index += 1
+                    continue
             if last:
                 return self._unfinished(status, tolerance)
             num_draws, index = self._more(num_draws, bias if definite else np.inf, tolerance), index + 1
@@ -146,25 +161,35 @@ class GrowingRun:
         if status == program.OUT_OF_STEPS and (np.isfinite(self.gain) or self.taken < _ENDLESS):
             return Outcome.MAX_STEPS
         if not np.isfinite(self.gain):
-            return Outcome.NOT_A_MAXIMUM
+            return self._doubt(_SUSPECT_DISCREPANCY) or Outcome.NOT_A_MAXIMUM
         if status in (program.PRECISION, program.STUCK):
             return Outcome.PRECISION
         return Outcome.NOISE_LIMIT if self.gain <= max(tolerance, 3 * self.gain_se) else Outcome.MAX_STEPS
 
     # -- calls of the program -----------------------------------------------------------------------------------------
 
-    def _call(self, purpose: int, noise: Noise, rhs=None, radius=1.0, gain_tolerance=0.0, max_steps=1) -> Reply:
+    def _call(
+        self,
+        purpose: int,
+        noise: Noise,
+        rhs=None,
+        radius=1.0,
+        gain_tolerance=0.0,
+        max_steps=1,
+        max_products=_MAX_PRODUCTS,
+        shift=0.0,
+    ) -> Reply:
         # numpy scalars and arrays enter the program as they are: no operation of JAX, no compilation, and no constant.
         real = np.dtype(self.q.params.dtype).type
         request = Request(
             purpose=np.int32(purpose),
-            params=self.q.params,
-            rhs=np.zeros(self.q.params.shape, real) if rhs is None else rhs,
+            params=np.asarray(self.q.params + shift, real) if np.any(shift) else self.q.params,
+            rhs=np.zeros(self.q.params.shape, real) if rhs is None else np.asarray(rhs, real),
             radius=real(radius),
             gain_tolerance=real(gain_tolerance),
             residual_tolerance=real(_RESIDUAL),
             max_steps=np.int32(max_steps),
-            max_products=np.int32(_MAX_PRODUCTS),
+            max_products=np.int32(max_products),
         )
         reply = jax.tree.map(np.asarray, program.run_program(self.target, self.q, noise, request))
         # Every turn of the program computes value, gradient and product alike.
@@ -187,7 +212,17 @@ class GrowingRun:
         excess = np.zeros((2, corrected, corrected), self.q.params.dtype)
         if corrected and num_draws and self.hessian is not None:
             excess[:] = self._excess(buffer[:num_draws], 2)
-        return Noise(buffer.reshape(size, CHUNK, dimension), half, excess, np.int32(chunks), keys)
+        metric, usable = self._mean_metric(corrected)
+        return Noise(buffer.reshape(size, CHUNK, dimension), half, excess, metric, usable, np.int32(chunks), keys)
+
+    def _mean_metric(self, corrected: int) -> tuple[np.ndarray, np.bool_]:
+        """The Cholesky factor of -H0, and whether there is one."""
+        try:
+            if corrected and self.hessian is not None:
+                return np.linalg.cholesky(-self.hessian).astype(self.q.params.dtype), np.bool_(True)
+        except np.linalg.LinAlgError:
+            pass
+        return np.eye(corrected, dtype=self.q.params.dtype), np.bool_(False)
 
     def _excess(self, noise: np.ndarray, num_parts: int) -> np.ndarray:
         """H0 * (second moments - I) of each of `num_parts` equal parts of the noise."""
@@ -197,7 +232,9 @@ class GrowingRun:
 
     def _expand(self) -> None:
         """The Hessian at the mean of q, for the control variate; taken after a round, where q is about right."""
-        self.hessian = np.asarray(program.mean_hessian(self.target, self.q), dtype=np.float64)
+        hessian = np.asarray(program.mean_hessian(self.target, self.q), dtype=np.float64)
+        # Any matrix makes a valid control variate: none at all where the mean of q is a singular point.
+        self.hessian = hessian if np.all(np.isfinite(hessian)) else np.zeros_like(hessian)
         self.counts = self.counts.plus(hvp=self.q.num_factors)
 
     def _compile(self) -> None:
@@ -210,7 +247,7 @@ class GrowingRun:
         before = self.counts.log_density
         steps = min(program.MAX_STEPS - 1, limit - self.taken)
         reply = self._call(
-            program.CLIMB, noise, radius=self.radius, gain_tolerance=_CLIMB_SHARE * tolerance, max_steps=steps
+            program.CLIMB, noise, radius=self.radius, gain_tolerance=self._climb_tolerance(tolerance), max_steps=steps
         )
         if int(reply.status) == program.BAD_START:
             return reply
@@ -237,11 +274,16 @@ class GrowingRun:
         )
         return reply
 
+    def _climb_tolerance(self, tolerance: float) -> float:
+        """Nats that a step must promise; a round whose draws are still to be corrected need not be exact."""
+        return max(0.5, tolerance) if self.corrects and self.hessian is None else _CLIMB_SHARE * tolerance
+
     def _value_error(self, noise: Noise, reply: Reply) -> float:
         """Half the difference of the two halves' values: one independent look at the error of their mean."""
         chunks = int(noise.num_chunks)
-        values = reply.evaluation.draw_values[:chunks].mean(1)
-        return float(abs(values[: chunks // 2].mean() - values[chunks // 2 :].mean()) / 2)
+        with np.errstate(invalid="ignore", over="ignore"):
+            values = reply.evaluation.draw_values[:chunks].mean(1)
+            return float(abs(values[: chunks // 2].mean() - values[chunks // 2 :].mean()) / 2)
 
     def _bias(self, noise: Noise, reply: Reply) -> tuple[float, bool]:
         """tr((-H)^-1 Cov g) / 2 nats, by one solve with a copy of the gradient's noise, and whether -H is definite."""
@@ -265,7 +307,7 @@ class GrowingRun:
         if not (bool(signal.definite) and bool(spread.definite)):
             self.gain = self.gain_se = float("inf")
             return
-        variance = 0.0
+        variance = np.float64(0.0)
         for direction in (signal.solution, spread.solution):
             slopes = self._call(program.EVALUATE, noise, rhs=direction).evaluation.chunk_slopes
             parts = slopes[: int(noise.num_chunks)].reshape(num_scrambles, -1).mean(1)
@@ -273,13 +315,31 @@ class GrowingRun:
                 excess = self._excess(noise.values.reshape(-1, dimension)[:num_draws], num_scrambles)
                 sigma, along = np.exp(self._normal_params()[:, 1]), direction.reshape(-1, 2)[:, 1]
                 parts = parts - (excess @ sigma) @ (sigma * along)
-            variance += parts.var(ddof=1) / num_scrambles
+            with np.errstate(invalid="ignore", over="ignore"):
+                variance += parts.var(ddof=1) / num_scrambles
         self.gain = as_finite_or_inf(max(float(signal.decrement - spread.decrement), 0.0))
         self.gain_se = as_finite_or_inf(np.sqrt(variance))
         self.errors.append(spread.solution)
 
-    def _second_thoughts(self) -> Outcome:
-        """CONVERGED, unless the derivatives along the draws contradict the values: they miss jumps."""
+    def _second_thoughts(self, index: int, num_draws: int) -> Outcome:
+        """CONVERGED, unless derivatives contradict values or each other, or an unseen direction is flat or leads
+        upwards.
+        """
+        if (doubt := self._doubt(_LARGEST_DISCREPANCY)) is not None:
+            return doubt
+        # The gradient of mirrored draws has no part along a symmetry, so that a saddle, or a direction that nothing
+        # determines, may not have shown: conjugate gradients from a random vector see every direction.
+        noise = self._noise(_FOR_CERTIFYING, index, num_draws)
+        rhs = self._random_signs() / self._spreads()
+        probe = self._call(program.SOLVE, noise, rhs=rhs, max_products=_PROBE_PRODUCTS)
+        flat = float(probe.decrement) / rhs.size > 0.01 / np.finfo(self.q.params.dtype).eps
+        if flat or not (bool(probe.definite) and np.isfinite(probe.decrement)):
+            self.gain = self.gain_se = float("inf")
+            return self._doubt(_SUSPECT_DISCREPANCY) or Outcome.NOT_A_MAXIMUM
+        return Outcome.CONVERGED
+
+    def _doubt(self, largest_discrepancy: float) -> Outcome | None:
+        """What is wrong where ln p, its gradient and its Hessian are not those of one smooth function, else None."""
         draws = min(self.capacity, _CHECK_DRAWS)
         noise = self._noise(_FOR_SECOND_THOUGHTS, 0, draws, match=False)
         look = self._call(program.EVALUATE, noise).evaluation
@@ -294,7 +354,38 @@ class GrowingRun:
             )
             if disagreement > _LARGEST_Z:
                 return Outcome.DISAGREEMENT
-        return Outcome.CONVERGED
+        return Outcome.DISAGREEMENT if self._discrepancy() > largest_discrepancy else None
+
+    def _random_signs(self) -> np.ndarray:
+        rng = np.random.default_rng([*self.words, _FOR_SECOND_THOUGHTS, 2])
+        return rng.choice([-1.0, 1.0], self.q.params.shape)
+
+    def _discrepancy(self) -> float:
+        """How far the change of the gradient over steps of `_SECANT` sds is from the Hessian product, relatively."""
+        noise = self._noise(_FOR_SECOND_THOUGHTS, 1, min(self.capacity, _SECANT_DRAWS), match=False)
+        along = self._random_signs() * self._spreads()
+        product = self._call(program.EVALUATE, noise, rhs=along).evaluation.product
+        ahead, behind = (
+            self._call(program.EVALUATE, noise, shift=side * _SECANT * along).evaluation.grad for side in (1, -1)
+        )
+        with np.errstate(invalid="ignore", over="ignore"):
+            secant = (ahead - behind) / (2 * _SECANT) * self._spreads()
+            apart, size = np.linalg.norm(secant - product * self._spreads()), np.linalg.norm(secant)
+        # Steps to where ln p is not finite say nothing.
+        return float(apart / size) if np.isfinite(size) and size > 0 else 0.0
+
+    def _kick(self) -> None:
+        """A small random step off a saddle."""
+        rng = np.random.default_rng([*self.words, _FOR_SECOND_THOUGHTS, 3])
+        step = _KICK * self._spreads() * rng.standard_normal(self.q.params.shape)
+        self.q = self.q.replace(np.asarray(self.q.params + step, self.q.params.dtype))
+        self.radius, self.kicked = 1.0, True
+
+    def _spreads(self) -> np.ndarray:
+        """F^-1/2, which is diagonal for normal and log-normal factors: steps of one sd of q."""
+        log_sigma = self._normal_params()[:, 1]
+        with np.errstate(over="ignore"):
+            return np.stack([np.exp(log_sigma), np.full(log_sigma.shape, np.sqrt(0.5))], -1).reshape(-1)
 
     def _normal_params(self) -> np.ndarray:
         return np.asarray(self.q.params).reshape(-1, 2)
@@ -352,11 +443,12 @@ def score_disagreement(noise, log_p, gradient, params) -> float:
     The score gradient needs values of ln p alone, and is right for any ln p; both estimate the same gradient where ln p
     is smooth. In whitened coordinates the scores are e and (e^2 - 1) / sqrt 2.
     """
-    sigma = np.exp(params[:, 1])
-    log_ratio = log_p + 0.5 * (noise**2).sum(1)  # ln q up to a constant
-    centred = log_ratio - log_ratio.mean()
-    scores = np.stack([noise, (noise**2 - 1) / np.sqrt(2)], -1)
-    path = np.stack([gradient[:, 0] * sigma, gradient[:, 1] / np.sqrt(2)], -1)
-    terms = centred[:, None, None] * scores - path
-    error = terms.std(0, ddof=1) / np.sqrt(len(terms))
-    return float(np.max(np.abs(terms.mean(0)) / np.hypot(error, _MATERIAL)))
+    with np.errstate(invalid="ignore", over="ignore"):
+        sigma = np.exp(params[:, 1])
+        log_ratio = log_p + 0.5 * (noise**2).sum(1)  # ln q up to a constant
+        centred = log_ratio - log_ratio.mean()
+        scores = np.stack([noise, (noise**2 - 1) / np.sqrt(2)], -1)
+        path = np.stack([gradient[:, 0] * sigma, gradient[:, 1] / np.sqrt(2)], -1)
+        terms = centred[:, None, None] * scores - path
+        error = terms.std(0, ddof=1) / np.sqrt(len(terms))
+        return float(np.max(np.abs(terms.mean(0)) / np.hypot(error, _MATERIAL)))

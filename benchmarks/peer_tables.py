@@ -1,0 +1,266 @@
+"""Tables and a picture of the races against other libraries, made of the lines in results/peers.jsonl alone."""
+
+import collections
+import statistics
+from pathlib import Path
+
+import lines
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "peers.jsonl"
+PAGE = ROOT / "docs" / "peers.md"
+PICTURE = ROOT / "docs" / "images" / "peers.png"
+GOAL = "0.1"
+OURS = "curvi"
+
+
+def write() -> None:
+    """The page and the picture."""
+    races = read()
+    if not races:
+        print("no lines in", RESULTS)
+        return
+    PICTURE.parent.mkdir(parents=True, exist_ok=True)
+    draw(races)
+    PAGE.write_text(page(races))
+    print(f"wrote {PAGE.relative_to(ROOT)} and {PICTURE.relative_to(ROOT)}")
+
+
+def label(line: dict) -> str:
+    draws = line["setting"].get("num_draws")
+    if line["method"] == "fixed draws, trust-ncg":
+        return f"fixed draws ({draws}), trust-ncg" + (": DADVI's recipe" if draws == 30 else "")
+    if line["method"] == "fixed draws, L-BFGS":
+        return f"fixed draws ({draws}), L-BFGS"
+    return line["method"]
+
+
+def read() -> dict[str, list[dict]]:
+    """Lines by problem, with every gap taken to the best mean field that any run or the reference run reached."""
+    races = collections.defaultdict(list)
+    for line in lines.read(RESULTS):
+        races[line["problem"]].append(line)
+    for race in races.values():
+        normal = [line for line in race if line["family"] == "mean field" and line["elbo"] is not None]
+        best = max([line["reference_elbo"] for line in race] + [line["elbo"] for line in normal])
+        for line in race:
+            shift = best - line["reference_elbo"]
+            line["best_elbo"] = best
+            line["gap"] = None if line["gap"] is None else line["gap"] + shift
+            line["track"] = [[s, c, None if g is None else g + shift] for s, c, g in line["track"]]
+            line["hit"] = hit(line["track"], float(GOAL))
+            line["label"] = label(line)
+    return dict(races)
+
+
+def hit(track, threshold: float):
+    """(seconds, calls) from which on the gap stays below the threshold."""
+    found = None
+    for seconds, calls, gap in track:
+        if gap is None or gap > threshold:
+            found = None
+        elif found is None:
+            found = (seconds, calls)
+    return found
+
+
+def best_of(race: list[dict], name: str, measure, largest: bool = False):
+    """The best setting of a method by `measure`, the median over its seeds; None where no setting has a number."""
+    settings = collections.defaultdict(list)
+    for line in race:
+        if line["label"] == name:
+            settings[str(line["setting"])].append(measure(line))
+    found = [statistics.median(v) for v in settings.values() if all(x is not None for x in v)]
+    return (max if largest else min)(found, default=None)
+
+
+def warm(line):
+    if line["method"] == OURS and line["setting"]["start"] == "cold":
+        return None
+    return None if line["hit"] is None else line["hit"][0]
+
+
+def cold(line):
+    if line["method"] == OURS and line["setting"]["start"] == "warm":
+        return None
+    return None if line["hit"] is None else line["compile_seconds"] + line["hit"][0]
+
+
+def calls(line):
+    return None if line["hit"] is None else line["hit"][1]
+
+
+def gap(line):
+    return line["gap"]
+
+
+def table(races, measure, show, worst_of_ours=False) -> list[str]:
+    """Methods down, problems across; the best in bold. A method that was not run has a dash."""
+    names = list(dict.fromkeys(line["label"] for race in races.values() for line in race))
+    names.sort(key=lambda n: n != OURS)
+    dimension = {problem: race[0]["num_latents"] for problem, race in races.items()}
+    rows = ["| method | " + " | ".join(f"{p} ({dimension[p]})" for p in races) + " |", "|---" * (len(races) + 1) + "|"]
+    cells = {}
+    for name in names:
+        for problem, race in races.items():
+            cells[name, problem] = best_of(race, name, measure, largest=worst_of_ours and name == OURS)
+    for name in names:
+        row = []
+        for problem, race in races.items():
+            value, ran = cells[name, problem], any(line["label"] == name for line in race)
+            rank = [cells[n, problem] for n in names if cells[n, problem] is not None]
+            text = ("never" if measure is not gap else "no number") if value is None else show(value)
+            row.append("-" if not ran else f"**{text}**" if value is not None and value <= min(rank) else text)
+        rows.append(f"| {name} | " + " | ".join(row) + " |")
+    return rows
+
+
+def losses(races) -> list[str]:
+    """Where another method was better than curvi, by name."""
+    rows = []
+    kinds = (("seconds to 0.1 nat, compiled", warm, "s"), ("seconds to 0.1 nat with compilation", cold, "s"))
+    for problem, race in races.items():
+        for kind, measure, unit in kinds:
+            ours = best_of(race, OURS, measure)
+            rivals = {n: best_of(race, n, measure) for n in {line["label"] for line in race} - {OURS}}
+            faster = {n: v for n, v in rivals.items() if v is not None and (ours is None or v < ours)}
+            if faster:
+                text = ", ".join(f"{n} {v:.3g}" for n, v in sorted(faster.items(), key=lambda item: item[1]))
+                mine = "never" if ours is None else f"{ours:.3g}"
+                rows.append(f"- **{problem}**, {kind}: curvi {mine}; {text} {unit}.")
+        ours = best_of(race, OURS, gap, largest=True)
+        normal = {line["label"] for line in race if line["family"] == "mean field"} - {OURS}
+        nearer = {n: best_of(race, n, gap) for n in normal}
+        # Below the tolerance of a fit, 0.05 nats, there is no loss to speak of.
+        nearer = {n: v for n, v in nearer.items() if v is not None and (ours is None or v < ours - 0.05)}
+        if nearer:
+            text = ", ".join(f"{n} {v:.3g}" for n, v in sorted(nearer.items(), key=lambda item: item[1]))
+            rows.append(f"- **{problem}**, final gap: curvi {'none' if ours is None else f'{ours:.3g}'}; {text} nats.")
+        bad = [line for line in race if line["method"] == OURS and line["outcome"] != "converged"]
+        rows += [f"- **{problem}**: a curvi fit ended as {line['outcome']}." for line in bad]
+    return rows or ["Nowhere in these lines."]
+
+
+def moments(races) -> list[str]:
+    """Mean field against the reference draws; linear response where curvi has it."""
+    rows = [
+        "| problem | largest error of a mean (sd) | sd ratio, mean field: smallest, median | "
+        "sd ratio, linear response: smallest, median, largest | best gap of a full-rank peer |",
+        "|---|---|---|---|---|",
+    ]
+    for problem, race in races.items():
+        fits = [line for line in race if line["method"] == OURS and line["reference_errors"]]
+        if not fits:
+            continue
+        errors = fits[-1]["reference_errors"]
+        response = errors.get("linear_response_sd_ratio")
+        shown = "undefined" if response is None else "{min:.2f}, {median:.2f}, {max:.2f}".format(**response)
+        full = [line["gap"] for line in race if line["family"] == "full rank" and line["gap"] is not None]
+        rows.append(
+            f"| {problem} | {errors['mean_error']['max']:.2f} | {errors['sd_ratio']['min']:.2f}, "
+            f"{errors['sd_ratio']['median']:.2f} | {shown} | {number(min(full)) if full else '-'} |"
+        )
+    return rows
+
+
+def number(value: float) -> str:
+    if abs(value) < 5e-4:
+        return "0.000"
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.2g}" if abs(value) >= 1 else f"{value:.3f}"
+
+
+def count(value: float) -> str:
+    return f"{value / 1000:.3g}k" if value >= 1000 else f"{value:.0f}"
+
+
+def page(races) -> str:
+    every = [line for race in races.values() for line in race]
+    versions = {**every[-1]["versions"], **{k: v for k, v in every[-1]["peers"].items() if v}}
+    devices = ", ".join(sorted({line["device"] for line in every}))
+    seeds = len({line["seed"] for line in every})
+    loads = [line["load"] for line in every if line.get("load") is not None]
+    busy = f"{every[-1].get('num_cpus')} processors, load average {min(loads):.1f} to {max(loads):.1f}" if loads else ""
+    parts = [
+        "# curvi and its peers",
+        "Made by `benchmarks/peer_tables.py` from `benchmarks/results/peers.jsonl`; `make bench` writes the lines "
+        "of the short set, `make bench-full` those of all problems.",
+        f"Device: {devices}; {busy}. Seconds are wall time. Double precision. Seeds: {seeds}. Versions: "
+        + ", ".join(f"{k} {v}" for k, v in versions.items())
+        + ".",
+        "## How to read this",
+        "- All methods see the same log density over the same unconstrained coordinates. PyMC has models of its own, "
+        "written to the same coordinates; where there is none the cell is a dash.\n"
+        "- The gap is that to the best mean field that any run, or a long reference run, reached. ELBOs are those of "
+        "20,480 fresh draws, the same for all mean fields. Full-rank methods (Pathfinder, GSM) can have a negative "
+        "gap.\n"
+        "- A peer's time to 0.1 nat is read off its trajectory with hindsight, at the first point from which on its "
+        "gap stays below, and at the best learning rate of the grid 0.1, 0.03, 0.01, 0.003, 0.001 (PyMC: its default "
+        "and Adam); each table picks the rate anew, and the cost of trying the others is not counted. "
+        "curvi's time is that of its whole fit, with the "
+        "certificate that ends it and the final ELBO.\n"
+        "- For curvi the larger gap of two fits with different keys counts; for peers the best setting.\n"
+        "- Calls are gradients plus Hessian-vector products, per draw.\n"
+        "- PyMC keeps compiled code on disk: its compilation time depends on what it compiled before.",
+        "![Gap against seconds](images/peers.png)",
+        "## Final gap in nats",
+        "\n".join(table(races, gap, number, worst_of_ours=True)),
+        "## Seconds to a gap of 0.1 nat, compiled",
+        "\n".join(table(races, warm, lambda v: f"{v:.3g}")),
+        "## Seconds to a gap of 0.1 nat, compilation included",
+        "curvi: first fit of a fresh process. Peers: compilation of their own programs plus the time above.",
+        "\n".join(table(races, cold, lambda v: f"{v:.3g}")),
+        "## Calls to a gap of 0.1 nat",
+        "\n".join(table(races, calls, count, worst_of_ours=True)),
+        "## Where curvi loses",
+        "\n".join(losses(races)),
+        "## Against reference draws",
+        "Ratios and errors are those of curvi's mean field, and of its linear-response correction.",
+        "\n".join(moments(races)),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def draw(races) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    columns = min(3, len(races))
+    rows = -(-len(races) // columns)
+    figure, axes = plt.subplots(rows, columns, figsize=(4.2 * columns, 3.2 * rows), squeeze=False)
+    names = list(dict.fromkeys(line["label"] for race in races.values() for line in race if line["label"] != OURS))
+    colours = {name: f"C{i}" for i, name in enumerate(names)}
+    for axis, (problem, race) in zip(axes.flat, races.items()):
+        for name in names:
+            lane = [line for line in race if line["label"] == name and line["gap"] is not None]
+            if not lane:
+                continue
+            line = min(lane, key=lambda one: (one["hit"] is None, one["hit"][0] if one["hit"] else one["gap"]))
+            points = [(s, max(g, 1e-4)) for s, _, g in line["track"] if g is not None and s > 0]
+            marker = "o" if len(points) == 1 else None
+            axis.plot(*zip(*points), marker=marker, color=colours[name], label=name, linewidth=1.3)
+        for line in race:
+            if line["label"] == OURS and line["gap"] is not None:
+                start = line["setting"]["start"]
+                seconds = line["compile_seconds"] + line["run_seconds"]
+                marker, fill = ("*", "black") if start == "warm" else ("*", "white")
+                axis.plot(
+                    seconds, max(line["gap"], 1e-4), marker, color="black", markerfacecolor=fill, markersize=13,
+                    label=f"curvi, {start}" + (" (with compilation)" if start == "cold" else ""), linestyle="",
+                )  # fmt: skip
+        axis.axhline(float(GOAL), color="grey", linewidth=0.7, linestyle=":")
+        axis.set(xscale="log", yscale="log", title=f"{problem} ({race[0]['num_latents']})", ylim=(8e-5, 1e4))
+    for axis in axes[-1]:
+        axis.set_xlabel("seconds, compiled")
+    for axis in axes[:, 0]:
+        axis.set_ylabel("gap to best mean field (nats)")
+    for axis in axes.flat[len(races) :]:
+        axis.set_visible(False)
+    seen = {}
+    for axis in axes.flat:
+        seen.update(dict(zip(*axis.get_legend_handles_labels()[::-1])))
+    figure.legend(seen.values(), seen.keys(), loc="lower center", ncols=3, fontsize=8, frameon=False)
+    figure.tight_layout(rect=(0, 0.06 + 0.12 / rows, 1, 1))
+    figure.savefig(PICTURE, dpi=110)
+    plt.close(figure)

@@ -1,0 +1,155 @@
+"""Noise that is mirrored and matched, and the quadratic control variate for where there is too little of it to match."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from curvi import MeanField, Target, fit
+from curvi.estimate.design import matched_noise
+from curvi.estimate.draws import SOBOL_DIMENSIONS
+from curvi.methods.growing_draws import excess_energy, mean_hessian
+
+ROUNDING = 1e-12
+
+
+def noise(num_draws, dimension, seed=0, **options):
+    return matched_noise(np.random.default_rng(seed), num_draws, dimension, **options)
+
+
+# -- moments ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("match", [True, False])
+@pytest.mark.parametrize(("num_draws", "dimension"), [(64, 1), (64, 16), (64, 40), (256, 3)])
+def test_odd_moments_are_zero(num_draws, dimension, match):
+    values = noise(num_draws, dimension, match=match)
+    assert values.shape == (num_draws, dimension) and values.dtype == np.float64
+    # Exactly: every draw is followed by its mirror image.
+    assert np.array_equal(values[::2], -values[1::2])
+    # An odd function of any pair of coordinates averages to zero.
+    first, second = values[:, 0], values[:, -1]
+    assert abs(np.mean(first**2 * second)) < ROUNDING
+
+
+@pytest.mark.parametrize("num_scrambles", [1, 2, 4])
+@pytest.mark.parametrize("dimension", [1, 5, 16])
+def test_second_moments_are_the_identity(dimension, num_scrambles):
+    """With as many pairs as dimensions or more, in each part by itself."""
+    size = 32
+    for part in noise(size * num_scrambles, dimension, num_scrambles=num_scrambles).reshape(num_scrambles, size, -1):
+        assert np.allclose(part.T @ part / size, np.eye(dimension), rtol=0, atol=1e-10)
+
+
+def test_columns_have_unit_moments_where_pairs_are_few():
+    for part in noise(64, 40).reshape(2, 32, 40):
+        moments = part.T @ part / 32
+        assert np.allclose(np.diag(moments), 1, rtol=0, atol=ROUNDING)
+        assert np.abs(moments - np.eye(40)).max() > 0.1
+
+
+def test_unmatched_noise_has_the_moments_of_its_points():
+    moments = noise(64, 5, match=False)
+    assert np.abs(moments.T @ moments / 64 - np.eye(5)).max() > 1e-3
+
+
+@pytest.mark.parametrize("match", [True, False])
+def test_marginals_are_about_normal(match):
+    values = noise(2048, 12, match=match)
+    for column in values.T:
+        # Scrambled Sobol points are far more even than independent ones, whose distance is about 0.87 / sqrt(n).
+        assert stats.kstest(column, "norm").statistic < 0.3 / np.sqrt(len(column))
+    assert np.allclose(np.mean(values**4, 0), 3, atol=0.25)
+
+
+def test_parts_are_independent():
+    """Correlations between the draws of two parts, over seeds, have the spread and mean of chance."""
+    pairs = [noise(32, 3, seed).reshape(2, 16, 3) for seed in range(200)]
+    first, second = (np.stack([pair[part][::2] for pair in pairs]) for part in (0, 1))
+    products = (first * second).mean(1)  # over the draws of a part: one look at the correlation
+    z = products.mean(0) / (products.std(0, ddof=1) / np.sqrt(len(products)))
+    assert np.all(np.abs(z) < 4)
+    # The same check fails for parts that share their scramble.
+    same = (first * first).mean(1)
+    assert np.all(np.abs(same.mean(0)) > 0.9)
+
+
+# -- arguments --------------------------------------------------------------------------------------------------------
+
+
+def test_same_generator_same_bits():
+    assert np.array_equal(noise(64, 7, seed=3), noise(64, 7, seed=3))
+    assert not np.array_equal(noise(64, 7, seed=3), noise(64, 7, seed=4))
+
+
+@pytest.mark.parametrize(("num_draws", "num_scrambles"), [(0, 2), (2, 2), (62, 2), (63, 1), (36, 8)])
+def test_sizes_that_do_not_divide_are_refused(num_draws, num_scrambles):
+    with pytest.raises(ValueError, match=f"must be a multiple of {2 * num_scrambles}; got {num_draws}"):
+        noise(num_draws, 3, num_scrambles=num_scrambles)
+
+
+def test_sizes_that_are_no_power_of_two():
+    values = noise(24, 3)
+    assert values.shape == (24, 3) and np.all(np.isfinite(values))
+
+
+def test_beyond_the_dimensions_of_sobol_points():
+    dimension = SOBOL_DIMENSIONS + 1
+    values = noise(8, dimension)
+    assert values.shape == (8, dimension)
+    assert np.allclose(np.mean(values[:4] ** 2, 0), 1, atol=ROUNDING)
+    assert np.array_equal(values[::2], -values[1::2])
+    assert np.array_equal(values, noise(8, dimension))
+    unmatched = noise(8, dimension, match=False)[::2]
+    assert stats.kstest(unmatched.ravel(), "norm").pvalue > 1e-3
+
+
+# -- the control variate ----------------------------------------------------------------------------------------------
+
+
+def correlated(size, seed=0):
+    """A dense precision of condition 100."""
+    rng = np.random.default_rng(seed)
+    turn, _ = np.linalg.qr(rng.normal(size=(size, size)))
+    return (turn * np.geomspace(1, 100, size)) @ turn.T, rng.normal(size=size)
+
+
+def test_excess_is_what_the_average_has_too_much():
+    """mean over the noise of a quadratic = its expectation + excess energy."""
+    precision, centre = correlated(6)
+    rng = np.random.default_rng(1)
+    params = rng.normal(scale=0.5, size=(6, 2))
+    sigma = np.exp(params[:, 1])
+    values = noise(8, 6, match=False)
+    moments = values.T @ values / len(values)
+    away = params[:, 0] + sigma * values - centre
+    average = -np.einsum("si,ij,sj->s", away, precision, away).mean() / 2
+    still = params[:, 0] - centre
+    expectation = -(still @ precision @ still + np.diag(precision) @ sigma**2) / 2
+    excess = excess_energy(jnp.asarray(-precision * (moments - np.eye(6))), jnp.asarray(params.ravel()))
+    assert np.isclose(average, expectation + float(excess), rtol=1e-12)
+    assert abs(float(excess)) > 0.1
+
+
+def test_no_excess_without_a_matrix():
+    assert excess_energy(jnp.zeros((0, 0)), jnp.ones(6)) == 0
+
+
+def test_hessian_at_the_mean():
+    precision, centre = correlated(6)
+    target = Target(lambda t: -(t["x"] - centre) @ precision @ (t["x"] - centre) / 2, {"x": np.zeros(6)})
+    assert np.allclose(mean_hessian(target, MeanField(target)), -precision, rtol=0, atol=1e-9)
+
+
+def test_a_gaussian_is_solved_with_fewer_pairs_than_dimensions():
+    size = 40
+    precision, centre = correlated(size)
+    target = Target(lambda t: -(t["x"] - centre) @ precision @ (t["x"] - centre) / 2, {"x": np.zeros(size)})
+    found = fit(target, key=jax.random.key(0), progress=False, tolerance=1e-8)
+    assert found.converged
+    # 64 draws are 16 pairs in each half.
+    assert np.all(found.history.num_draws == 64)
+    mu, log_sigma = np.asarray(found.q.params).reshape(size, 2).T
+    assert np.allclose(np.exp(log_sigma), 1 / np.sqrt(np.diag(precision)), rtol=1e-6)
+    assert np.allclose(mu, centre, atol=1e-6)

@@ -20,7 +20,7 @@ from curvi.solve import CG, ShermanMorrison, Woodbury
 
 ADAM = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32)
 PLAIN = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
-NATURAL = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32)
+NATURAL = (0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32)
 DECAYING = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
 DECAYING_PLAIN = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
 MEMORY = (1.0, 3.0, 10.0, 30.0, 100.0)

@@ -4,6 +4,7 @@ python benchmarks/paper.py [--only cost|breast|synthetic|tables] [--quick]
 """
 
 import argparse
+import time
 from pathlib import Path
 
 import jax
@@ -52,7 +53,13 @@ def breast_cancer(path: Path, quick: bool, match: str) -> None:
         *entries.literal(512),
         *entries.pathwise((64, 256)),
     ]
-    run_races(path, problems.breast_cancer(), chosen, (1.0, 0.3), 60_000, quick, match)
+    problem = problems.breast_cancer()
+    run_races(path, problem, chosen, (1.0, 0.3), 60_000, quick, match)
+    run_default(path, problem, (1.0, 0.3), quick, match)
+    if not match or match == "Hessian error":
+        import noise
+
+        noise.run(path, problem, quick)
 
 
 def synthetic(path: Path, quick: bool, match: str) -> None:
@@ -70,6 +77,9 @@ def synthetic(path: Path, quick: bool, match: str) -> None:
         *entries.pathwise((16, 64)),
     ]
     run_races(path, problem, chosen, (1.0, 0.1), 60_000, quick, match)
+    run_default(path, problem, (1.0, 0.1), quick, match)
+    if match:
+        return
     objectives = {
         "rotated Gaussian": (lambda params: -problem.gap(params), problem.start.params, 16),
         "logistic regression in two dimensions": (*newton.two_dimensional_elbo(), 7),
@@ -106,6 +116,8 @@ def run_races(path, problem, chosen, thresholds, max_calls: int, quick: bool, ma
                 },
                 "steps": int(track.steps[-1]),
                 "calls": int(track.calls[-1]),
+                "curvature_weight": round(float(track.curvature_weight), 4),
+                "accepted": round(float(track.accepted), 4),
                 "final_gap": float(f"{track.gap[-1]:.4g}") if np.isfinite(track.gap[-1]) else None,
                 "compile_seconds": round(result.compile_seconds, 3),
                 "run_seconds": round(result.run_seconds / len(result.tracks), 4),
@@ -119,6 +131,45 @@ def run_races(path, problem, chosen, thresholds, max_calls: int, quick: bool, ma
         shown = ", ".join("-" if at is None else f"{track.log_density[at]:,}" for track, at in hits)
         seconds = f"{result.compile_seconds:.0f} + {result.run_seconds:.0f} s"
         print(f"{problem.name}: {entry.method} {entry.setting} best {best}: {shown} ({seconds})", flush=True)
+
+
+def run_default(path, problem, thresholds, quick: bool, match: str) -> None:
+    """`curvi.fit` as it comes, cut off after 1, 2, 3 ... steps of one path until it arrives; its draws grow, so it has no fixed number."""
+    import lines
+
+    import curvi
+
+    if match not in "curvi.fit default":
+        return
+    for seed in SEEDS[: 1 if quick else None]:
+        hits, calls, gaps, num_steps = {}, [], [], 0
+        began = time.perf_counter()
+        while len(hits) < len(thresholds):
+            num_steps += 1
+            fit = curvi.fit(problem.target, key=jax.random.key(seed), num_steps=num_steps, progress=False)
+            if len(fit.history) < num_steps:
+                break
+            gaps.append(float(problem.gap(fit.q.params)))
+            # Every turn of its program computes value, gradient and Hessian product; the certificate is left out.
+            log_density = int(fit.history.log_density[-1])
+            calls.append(3 * log_density)
+            spent = {"steps": num_steps, "log_density": log_density, "calls": 3 * log_density}
+            for threshold in thresholds:
+                if gaps[-1] <= threshold:
+                    hits.setdefault(str(threshold), spent)
+        measured = {
+            "order": "pathwise",
+            "to_gap": {str(threshold): hits.get(str(threshold)) for threshold in thresholds},
+            "steps": len(gaps),
+            "calls": calls[-1],
+            "final_gap": gaps[-1],
+            "compile_seconds": round(fit.seconds.compile, 3),
+            "run_seconds": round(time.perf_counter() - began, 4),
+            "side_by_side": 1,
+            "track": {"calls": calls, "gap": gaps},
+        }
+        lines.append(path, problem.name, "curvi.fit default", {}, seed, **measured)
+        print(f"{problem.name}: curvi.fit default, seed {seed}: {measured['to_gap']}", flush=True)
 
 
 def best_rate(tracks, threshold: float):

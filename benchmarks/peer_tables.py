@@ -32,6 +32,8 @@ def label(line: dict) -> str:
         return f"fixed draws ({draws}), trust-ncg" + (": DADVI's recipe" if draws == 30 else "")
     if line["method"] == "fixed draws, L-BFGS":
         return f"fixed draws ({draws}), L-BFGS"
+    if line["method"] == "BlackJAX Pathfinder":
+        return "BlackJAX Pathfinder (full rank)"
     return line["method"]
 
 
@@ -95,7 +97,7 @@ def gap(line):
 
 
 def table(races, measure, show, worst_of_ours=False) -> list[str]:
-    """Methods down, problems across; the best in bold. A method that was not run has a dash."""
+    """Methods down, problems across; the best mean field in bold. A method that was not run has a dash."""
     names = list(dict.fromkeys(line["label"] for race in races.values() for line in race))
     names.sort(key=lambda n: n != OURS)
     dimension = {problem: race[0]["num_latents"] for problem, race in races.items()}
@@ -108,9 +110,9 @@ def table(races, measure, show, worst_of_ours=False) -> list[str]:
         row = []
         for problem, race in races.items():
             value, ran = cells[name, problem], any(line["label"] == name for line in race)
-            rank = [cells[n, problem] for n in names if cells[n, problem] is not None]
+            rank = [cells[n, problem] for n in names if cells[n, problem] is not None and "full rank" not in n]
             text = ("never" if measure is not gap else "no number") if value is None else show(value)
-            row.append("-" if not ran else f"**{text}**" if value is not None and value <= min(rank) else text)
+            row.append("-" if not ran else f"**{text}**" if value in rank and value <= min(rank) else text)
         rows.append(f"| {name} | " + " | ".join(row) + " |")
     return rows
 
@@ -177,14 +179,19 @@ def page(races) -> str:
     every = [line for race in races.values() for line in race]
     versions = {**every[-1]["versions"], **{k: v for k, v in every[-1]["peers"].items() if v}}
     devices = ", ".join(sorted({line["device"] for line in every}))
-    seeds = len({line["seed"] for line in every})
+    seeds = collections.defaultdict(set)
+    for line in every:
+        seeds[line["label"]].add(line["seed"])
+    repeated = [name for name, used in seeds.items() if len(used) > 1]
+    most = max(len(used) for used in seeds.values())
+    runs = f"medians over {most} seeds for {', '.join(repeated)}; one seed for the others" if repeated else "one seed"
     loads = [line["load"] for line in every if line.get("load") is not None]
     busy = f"{every[-1].get('num_cpus')} processors, load average {min(loads):.1f} to {max(loads):.1f}" if loads else ""
     parts = [
         "# curvi and its peers",
         "Made by `benchmarks/peer_tables.py` from `benchmarks/results/peers.jsonl`; `make bench` writes the lines "
         "of the short set, `make bench-full` those of all problems.",
-        f"Device: {devices}; {busy}. Seconds are wall time. Double precision. Seeds: {seeds}. Versions: "
+        f"Device: {devices}; {busy}. Seconds are wall time. Double precision; {runs}. Versions: "
         + ", ".join(f"{k} {v}" for k, v in versions.items())
         + ".",
         "## How to read this",
@@ -192,7 +199,7 @@ def page(races) -> str:
         "written to the same coordinates; where there is none the cell is a dash.\n"
         "- The gap is that to the best mean field that any run, or a long reference run, reached. ELBOs are those of "
         "20,480 fresh draws, the same for all mean fields. Full-rank methods (Pathfinder, GSM) can have a negative "
-        "gap.\n"
+        "gap; bold is the best of the mean fields.\n"
         "- A peer's time to 0.1 nat is read off its trajectory with hindsight, at the first point from which on its "
         "gap stays below, and at the best learning rate of the grid 0.1, 0.03, 0.01, 0.003, 0.001 (PyMC: its default "
         "and Adam); each table picks the rate anew, and the cost of trying the others is not counted. "
@@ -237,7 +244,9 @@ def draw(races) -> None:
             if not lane:
                 continue
             line = min(lane, key=lambda one: (one["hit"] is None, one["hit"][0] if one["hit"] else one["gap"]))
-            points = [(s, max(g, 1e-4)) for s, _, g in line["track"] if g is not None and s > 0]
+            points = [(s, max(g, 1e-4)) for s, _, g in line["track"] if g is not None and s > 1e-3]
+            if not points:
+                continue
             marker = "o" if len(points) == 1 else None
             axis.plot(*zip(*points), marker=marker, color=colours[name], label=name, linewidth=1.3)
         for line in race:

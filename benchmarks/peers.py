@@ -19,7 +19,7 @@ RESULTS = Path(__file__).parent / "results" / "peers.jsonl"
 SHORT_BUDGET, FULL_BUDGET = 3.0, 40.0
 SHORT_METHODS = ("curvi", "newton", "lbfgs", "blackjax", "numpyro", "pathfinder", "gsm", "pymc")
 PEERS = ("blackjax", "gsmvi", "pymc", "numpyro")
-FINAL_PAIRS, TRACK_PAIRS, CHUNK = 10_240, 2_048, 256
+FINAL_PAIRS, TRACK_PAIRS, CHUNK = 10_240, 1_024, 256
 THRESHOLDS = (1.0, 0.1)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import scipy.optimize
 
 import curvi
+from curvi.demo import breast_cancer_target
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,6 +20,7 @@ class Problem:
     target: curvi.Target
     start: curvi.MeanField
     gap: Callable
+    best: jax.Array
     best_elbo: float
 
 
@@ -59,8 +61,9 @@ def rotated_gaussian(size: int = 10, condition: float = 100.0) -> Problem:
         v = diagonal * jnp.exp(2 * log_sigma)
         return 0.5 * ((mu - mean) @ precision @ (mu - mean) + jnp.sum(v - 1 - jnp.log(v)))
 
-    best = 0.5 * float(log_det - jnp.sum(jnp.log(diagonal)))
-    return Problem("rotated Gaussian", target, curvi.MeanField(target), gap, best)
+    best = jnp.stack([mean, -0.5 * jnp.log(diagonal)], -1).reshape(-1)
+    best_elbo = 0.5 * float(log_det - jnp.sum(jnp.log(diagonal)))
+    return Problem("rotated Gaussian", target, curvi.MeanField(target), gap, best, best_elbo)
 
 
 def breast_cancer() -> Problem:
@@ -69,15 +72,9 @@ def breast_cancer() -> Problem:
     Under a mean field of Normals each logit is Normal, so the ELBO is a sum of integrals over the real line: Gauss-Hermite quadrature
     gives it to rounding, and with it the best mean field and every gap, free of Monte Carlo noise.
     """
-    x, y = _breast_cancer_data()
+    target = breast_cancer_target()
+    x, sign = _breast_cancer_data()
     size = x.shape[1]
-
-    def log_density(theta):
-        logits = x @ theta["beta"]
-        prior = -0.5 * jnp.sum(theta["beta"] ** 2) - 0.5 * size * np.log(2 * np.pi)
-        return jnp.sum(y * logits - jnp.logaddexp(0.0, logits)) + prior
-
-    target = curvi.Target(log_density, {"beta": jnp.zeros(size)})
     start = curvi.MeanField(target)
     nodes, weights = gauss_hermite(64)
 
@@ -85,21 +82,26 @@ def breast_cancer() -> Problem:
         mu, log_sigma = params.reshape(size, 2).T
         variance = jnp.exp(2 * log_sigma)
         mean, spread = x @ mu, jnp.sqrt(x**2 @ variance)
-        softplus = jnp.logaddexp(0.0, mean[:, None] + spread[:, None] * nodes) @ weights
+        log_likelihood = jax.nn.log_sigmoid(sign[:, None] * mean[:, None] + spread[:, None] * nodes) @ weights
         prior = -0.5 * jnp.sum(mu**2 + variance) - 0.5 * size * np.log(2 * np.pi)
-        return jnp.sum(y * mean - softplus) + prior + start.replace(params).entropy()
+        return jnp.sum(log_likelihood) + prior + start.replace(params).entropy()
+
+    # A q of no width: the ELBO less the entropy is the log density itself, so the two must be of the same model.
+    point = jnp.linspace(-0.5, 0.5, size)
+    narrow = jnp.stack([point, jnp.full(size, -12.0)], -1).reshape(-1)
+    assert abs(elbo(narrow) - start.replace(narrow).entropy() - target.full()({"beta": point})) < 1e-6
 
     best = maximise(elbo, start.params)
     best_elbo = float(elbo(best))
-    return Problem("breast cancer", target, start, lambda params: best_elbo - elbo(params), best_elbo)
+    return Problem("breast cancer", target, start, lambda params: best_elbo - elbo(params), best, best_elbo)
 
 
 def _breast_cancer_data():
     from sklearn.datasets import load_breast_cancer
 
-    raw, y = load_breast_cancer(return_X_y=True)
+    raw, benign = load_breast_cancer(return_X_y=True)
     x = np.column_stack([np.ones(len(raw)), (raw - raw.mean(0)) / raw.std(0)])
-    return jnp.asarray(x), jnp.asarray(y, float)
+    return jnp.asarray(x), jnp.asarray(2.0 * benign - 1)
 
 
 def gauss_hermite(num_nodes: int):

@@ -39,6 +39,8 @@ class Track:
     calls: np.ndarray
     log_density: np.ndarray
     gap: np.ndarray
+    curvature_weight: float  # mean over all steps
+    accepted: float  # share of all steps
 
     def hit(self, threshold: float) -> int | None:
         """Index of the first look with a gap of at most `threshold`."""
@@ -81,10 +83,10 @@ def race(problem: Problem, entry: Entry, seeds, thresholds, max_calls: int, max_
             state = eqx.combine(dynamic, static["state"])
             state, record = method(value).step(target, state, jax.random.fold_in(key, first + i))
             counts = record.counts
-            spent = spent + jnp.stack([counts.log_density, counts.gradient, counts.hvp])
-            return eqx.filter(state, eqx.is_array), spent
+            seen = [counts.log_density, counts.gradient, counts.hvp, record.curvature_weight, record.accepted]
+            return eqx.filter(state, eqx.is_array), spent + jnp.stack([jnp.asarray(part, float) for part in seen])
 
-        dynamic, spent = jax.lax.fori_loop(0, num_steps, body, (dynamic, jnp.zeros(3, jnp.int32)))
+        dynamic, spent = jax.lax.fori_loop(0, num_steps, body, (dynamic, jnp.zeros(5)))
         return dynamic, spent, problem.gap(eqx.combine(dynamic, static["state"]).q.params)
 
     began = time.perf_counter()
@@ -94,12 +96,12 @@ def race(problem: Problem, entry: Entry, seeds, thresholds, max_calls: int, max_
     program = side_by_side.lower(data, values, keys, dynamic, zero, zero).compile()
     compiled = time.perf_counter()
 
-    steps, spent, looks = 0, np.zeros((len(lanes), 3), np.int64), []
+    steps, spent, means, looks = 0, np.zeros((len(lanes), 3), np.int64), np.zeros((len(lanes), 2)), []
     while True:
         num_steps = max(1, int(np.ceil(LOOK * steps)))
         dynamic, more, gap = program(data, values, keys, dynamic, jnp.int32(steps), jnp.int32(num_steps))
         steps += num_steps
-        spent = spent + np.asarray(more)
+        spent, means = spent + np.asarray(more[:, :3], np.int64), means + np.asarray(more[:, 3:])
         looks.append((steps, spent, np.asarray(gap)))
         arrived = (looks[-1][2] <= min(thresholds)).reshape(len(rates), len(seeds))
         done = done | arrived if steps > 1 else arrived
@@ -114,6 +116,7 @@ def race(problem: Problem, entry: Entry, seeds, thresholds, max_calls: int, max_
             np.array([look[1][lane].sum() for look in looks]),
             np.array([look[1][lane][0] for look in looks]),
             np.array([look[2][lane] for look in looks]),
+            *(means[lane] / steps),
         )
         for lane, (rate, seed) in enumerate(lanes)
     ]

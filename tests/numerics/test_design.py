@@ -1,4 +1,4 @@
-"""Noise that is mirrored and matched, and the quadratic control variate for where there is too little of it to match."""
+"""Noise that is mirrored and matched, and the quadratic control variate where it is too little to be matched."""
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +39,9 @@ def test_second_moments_are_the_identity(dimension, num_scrambles):
     """With as many pairs as dimensions or more, in each part by itself."""
     size = 32
     for part in noise(size * num_scrambles, dimension, num_scrambles=num_scrambles).reshape(num_scrambles, size, -1):
-        assert np.allclose(part.T @ part / size, np.eye(dimension), rtol=0, atol=1e-10)
+        # As many points as dimensions are a square matrix, of condition 1e3 at times: the Gram matrix has its square.
+        atol = 1e-7 if 2 * dimension == size else ROUNDING
+        assert np.allclose(part.T @ part / size, np.eye(dimension), rtol=0, atol=atol)
 
 
 def test_columns_have_unit_moments_where_pairs_are_few():

@@ -2,9 +2,10 @@
 
 With s = grad ln q, D = hess ln q (block diagonal), M = s s' + D, F = E[s s'] and r = ln p - ln q:
 
-    paper form      grad L = E[s ln p] + grad H(q)       hess L = E[M ln p] + hess H(q)        (paper, equations 4 and
-    8) anchored form   grad L = E[s r]                      hess L = E[M r] - F
+    paper form      grad L = E[s ln p] + grad H(q)       hess L = E[M ln p] + hess H(q)
+    anchored form   grad L = E[s r]                      hess L = E[M r] - F
 
+(paper, equations 4 and 10).
 Both are exact. The anchored form subtracts a leave-one-out baseline; its noise vanishes where q equals the posterior
 (r is then constant), and additive constants in ln p do not matter, while they swamp the paper's form.
 """
@@ -87,7 +88,7 @@ def _group_means(terms, groups: int):
 
 
 class PaperScore(eqx.Module):
-    """The paper's estimator: weights ln p, entropy in closed form (equations 5 and 11, with the missing 1/T).
+    """The paper's estimator: weights ln p, entropy in closed form (equations 5 and 13, with the missing 1/T).
 
     Parameters
     ----------

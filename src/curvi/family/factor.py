@@ -97,7 +97,7 @@ class Factor(ABC):
         return jax.grad(lambda p: jnp.sum(self.log_prob(p, x)))(params)
 
     def hessian(self, params, x) -> Float[Array, "n k k"]:
-        """D = d^2 ln q / d gamma^2, one k x k block a factor, never a d x d array (paper, equation 9)."""
+        """D = d^2 ln q / d gamma^2, one k x k block a factor, never a d x d array (paper, equation 11)."""
 
         def one(p, value):
             return self.log_prob(p[None], value[None])[0]

@@ -171,7 +171,7 @@ class MeanField(eqx.Module):
         return join([f.score(p, v) for f, p, v in zip(self.layout.factors, self._split(), x)])
 
     def hessian(self, x: Draw) -> BlockDiagonal:
-        """D = hess_Gamma ln q(x), block diagonal (paper, equation 9)."""
+        """D = hess_Gamma ln q(x), block diagonal (paper, equation 11)."""
         return BlockDiagonal(tuple(f.hessian(p, v) for f, p, v in zip(self.layout.factors, self._split(), x)))
 
     def entropy(self) -> Float[Array, ""]:
@@ -185,7 +185,7 @@ class MeanField(eqx.Module):
         )
 
     def entropy_hessian(self) -> BlockDiagonal:
-        """hess_Gamma H(q), block diagonal (paper, equation 10)."""
+        """hess_Gamma H(q), block diagonal (paper, equation 12)."""
 
         def block(factor):
             return jax.vmap(jax.hessian(lambda p: factor.entropy(p[None])[0]))

@@ -10,7 +10,7 @@ from curvi.solve import Dense
 
 
 class Algorithm0(Method):
-    """Newton's method on Monte Carlo estimates of gradient (equation 5) and Hessian (equation 11), solved densely.
+    """Newton's method on Monte Carlo estimates of gradient (equation 5) and Hessian (equation 13), solved densely.
 
     Costs O(S P^2) to form the Hessian and O(P^3) to solve, P variational parameters: the reference for small problems.
 

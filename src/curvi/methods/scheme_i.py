@@ -1,4 +1,4 @@
-"""Scheme I of the paper: the Hessian as block diagonal plus rank S (equation 12), solved without ever forming it."""
+"""Scheme I of the paper: the Hessian as block diagonal plus rank S (equation 14), solved without ever forming it."""
 
 from typing import Any
 

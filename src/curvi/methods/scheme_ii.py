@@ -13,8 +13,8 @@ from curvi.solve import LiSSA
 
 
 class SchemeII(Method):
-    """Newton's method whose inner solver draws a fresh Hessian sample X_j at every term of the series (equations 19
-    to 21).
+    """Newton's method whose inner solver draws a fresh Hessian sample X_j at every term of the series (equations 20
+    to 22).
 
     Attributes
     ----------

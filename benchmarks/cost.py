@@ -1,9 +1,9 @@
 """The cost of one step against the number of latents d: seconds, and the bytes that the compiled program needs.
 
-Solvers run a fixed number of steps: damping of 1e9 Fisher informations keeps every system definite, whatever 8 draws say of it, and a
-tolerance of zero keeps conjugate gradients going. Time is that of the processor, on one thread, which other work on the machine disturbs
-least; user time alone leaves out what the kernel spends on handing out fresh pages. Each d runs in a process of its own:
-python benchmarks/cost.py D LINES.
+Solvers run a fixed number of steps: damping of 1e9 Fisher informations keeps every system definite, whatever 8 draws
+say of it, and a tolerance of zero keeps conjugate gradients going. Time is that of the processor, on one thread, which
+other work on the machine disturbs least; user time alone leaves out what the kernel spends on handing out fresh pages.
+Each d runs in a process of its own: python benchmarks/cost.py D LINES.
 """
 
 import os
@@ -41,7 +41,8 @@ def cases(num_latents: int) -> dict:
         found["natural gradient"] = NaturalGradient(score), {}
         for depth in DEPTHS:
             series = LiSSA(depth=depth, scale=1e12, tolerance=0.0, growth=float("inf"), check_every=100)
-            found[f"Scheme II, depth {depth}"] = SchemeII(series, score, 2, fixed), {"depth": depth, "draws_per_copy": 2}
+            setting = {"depth": depth, "draws_per_copy": 2}
+            found[f"Scheme II, depth {depth}"] = SchemeII(series, score, 2, fixed), setting
     return found
 
 
@@ -51,7 +52,8 @@ def run(path: Path, quick: bool) -> None:
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false"
     for size in sizes:
         command = [sys.executable, __file__, str(size), str(path)]
-        subprocess.run(command, check=True, env={**os.environ, "XLA_FLAGS": flags})
+        threads = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "XLA_FLAGS": flags}
+        subprocess.run(command, check=True, env={**os.environ, **threads})
 
 
 def main(num_latents: int, path: Path) -> None:
@@ -63,7 +65,8 @@ def main(num_latents: int, path: Path) -> None:
     target = separable(num_latents)
     for name, (method, setting) in cases(num_latents).items():
         measured = measure(target, method)
-        print(f"d = {num_latents:>9,}  {name:22s} {measured['run_seconds']:9.4f} s {measured['bytes'] / 2**20:10.1f} MiB")
+        cost = f"{measured['run_seconds']:9.4f} s {measured['bytes'] / 2**20:10.1f} MiB"
+        print(f"d = {num_latents:>9,}  {name:22s} {cost}", flush=True)
         setting = {"num_latents": num_latents, "num_draws": NUM_DRAWS, **setting}
         lines.append(path, "cost per step", name, setting, 0, **measured)
 

@@ -1,4 +1,4 @@
-"""One line of JSON a run: what ran, on what, what it cost. Tables and pictures are made of such lines and of nothing else."""
+"""One line of JSON a run: what ran, on what, what it cost. Tables and pictures are made of such lines alone."""
 
 import functools
 import importlib.metadata

@@ -5,14 +5,14 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
-from problems import gauss_hermite, maximise
 
 from curvi.curvature import DenseMatrix
 from curvi.solve import Dense
+from problems import gauss_hermite, maximise
 
 
 def two_dimensional_elbo():
-    """The ELBO of a mean field of Normals, by quadrature, for a logistic regression with two correlated coefficients; and its start."""
+    """The ELBO of a mean field for a logistic regression with two coefficients, by quadrature; and a start."""
     rows = jnp.asarray([[1.0, 0.5], [1.5, 1.0], [-0.5, 1.0], [2.0, 1.5], [1.0, -1.0], [0.3, 2.0]])
     signs = jnp.asarray([1.0, -1.0, 1.0, 1.0, 1.0, -1.0])
     nodes, weights = gauss_hermite(60)
@@ -32,7 +32,7 @@ def two_dimensional_elbo():
 
 
 def newton_errors(objective, params, num_steps: int):
-    """Distance to the maximum and gap in nats after each full Newton step, Gamma - H^-1 g, with `Dense` as the solver."""
+    """Distance to the maximum and gap in nats after each full Newton step, and the seconds of all."""
     best = maximise(objective, params)
     top = objective(best)
 

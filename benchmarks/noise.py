@@ -1,15 +1,15 @@
-"""The noise of the estimated Hessian at the optimum: relative error in the spectral norm, in Fisher-whitened coordinates."""
+"""The error of the estimated Hessian at the optimum, in the spectral norm and in Fisher-whitened coordinates."""
 
 from pathlib import Path
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import lines
 import numpy as np
-from problems import Problem
 
+import lines
 from curvi.estimate import AnchoredScore, PaperScore, Pathwise
+from problems import Problem
 
 NUM_DRAWS = (64, 256, 1024, 4096)
 NUM_REPLICATES = 8

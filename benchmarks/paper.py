@@ -1,4 +1,6 @@
-"""Benchmarks of the paper's claims. Each run appends a line to benchmarks/results/paper.jsonl; docs/benchmarks.md is made of those lines.
+"""Benchmarks of the paper's claims.
+
+Each run appends a line to benchmarks/results/paper.jsonl; docs/benchmarks.md is made of those lines.
 
 python benchmarks/paper.py [--only cost|breast|synthetic|tables] [--quick]
 """
@@ -134,10 +136,9 @@ def run_races(path, problem, chosen, thresholds, max_calls: int, quick: bool, ma
 
 
 def run_default(path, problem, thresholds, quick: bool, match: str) -> None:
-    """`curvi.fit` as it comes, cut off after 1, 2, 3 ... steps of one path until it arrives; its draws grow, so it has no fixed number."""
-    import lines
-
+    """`curvi.fit` as it comes, cut off after 1, 2, 3 ... steps of one path until it arrives; its draws grow."""
     import curvi
+    import lines
 
     if match not in "curvi.fit default":
         return
@@ -173,7 +174,7 @@ def run_default(path, problem, thresholds, quick: bool, match: str) -> None:
 
 
 def best_rate(tracks, threshold: float):
-    """The rate with the fewest calls to `threshold` in the median over seeds; where none arrives, the least median gap at the end."""
+    """The rate with the fewest calls to `threshold`, median over seeds; where none arrives, the least final gap."""
 
     def score(rate):
         mine = [track for track in tracks if track.rate == rate]

@@ -38,10 +38,19 @@ def label(line: dict) -> str:
 
 
 def read() -> dict[str, list[dict]]:
-    """Lines by problem, with every gap taken to the best mean field that any run or the reference run reached."""
+    """Lines by problem, with every gap taken to the best mean field that any run or the reference run reached.
+
+    Only seeds that all methods of a problem ran with: others were measured at another time, under another load.
+    """
     races = collections.defaultdict(list)
     for line in lines.read(RESULTS):
         races[line["problem"]].append(line)
+    for problem, race in races.items():
+        seeds = collections.defaultdict(set)
+        for line in race:
+            seeds[label(line)].add(line["seed"])
+        common = set.intersection(*seeds.values())
+        races[problem] = [line for line in race if line["seed"] in common] or race
     for race in races.values():
         normal = [line for line in race if line["family"] == "mean field" and line["elbo"] is not None]
         best = max([line["reference_elbo"] for line in race] + [line["elbo"] for line in normal])
@@ -143,6 +152,20 @@ def losses(races) -> list[str]:
     return rows or ["Nowhere in these lines."]
 
 
+def spread() -> list[str]:
+    """Range of curvi's times over every line there is."""
+    times = collections.defaultdict(lambda: {"cold": [], "warm": []})
+    for line in lines.read(RESULTS):
+        if line["method"] == OURS:
+            seconds = line["compile_seconds"] + line["run_seconds"]
+            times[line["problem"]][line["setting"]["start"]].append(seconds)
+    rows = ["| problem | fits | cold, with compilation | warm |", "|---|---|---|---|"]
+    for problem, found in times.items():
+        ranges = [f"{min(v):.3g} to {max(v):.3g}" if v else "-" for v in found.values()]
+        rows.append(f"| {problem} | {len(found['warm'])} | " + " | ".join(ranges) + " |")
+    return rows
+
+
 def moments(races) -> list[str]:
     """Mean field against the reference draws; linear response where curvi has it."""
     rows = [
@@ -179,12 +202,8 @@ def page(races) -> str:
     every = [line for race in races.values() for line in race]
     versions = {**every[-1]["versions"], **{k: v for k, v in every[-1]["peers"].items() if v}}
     devices = ", ".join(sorted({line["device"] for line in every}))
-    seeds = collections.defaultdict(set)
-    for line in every:
-        seeds[line["label"]].add(line["seed"])
-    repeated = [name for name, used in seeds.items() if len(used) > 1]
-    most = max(len(used) for used in seeds.values())
-    runs = f"medians over {most} seeds for {', '.join(repeated)}; one seed for the others" if repeated else "one seed"
+    most = max(len({line["seed"] for line in race}) for race in races.values())
+    runs = "one seed" if most == 1 else f"medians over up to {most} seeds"
     loads = [line["load"] for line in every if line.get("load") is not None]
     busy = f"{every[-1].get('num_cpus')} processors, load average {min(loads):.1f} to {max(loads):.1f}" if loads else ""
     parts = [
@@ -216,6 +235,9 @@ def page(races) -> str:
         "## Seconds to a gap of 0.1 nat, compilation included",
         "curvi: first fit of a fresh process. Peers: compilation of their own programs plus the time above.",
         "\n".join(table(races, cold, lambda v: f"{v:.3g}")),
+        "## How much the clock can be trusted",
+        "Smallest and largest seconds of curvi's own whole fits over all seeds, those left out of the tables included.",
+        "\n".join(spread()),
         "## Calls to a gap of 0.1 nat",
         "\n".join(table(races, calls, count, worst_of_ours=True)),
         "## Where curvi loses",

@@ -1,4 +1,4 @@
-"""The problems: a separable density of any size, breast-cancer logistic regression, a rotated Gaussian, a density in two dimensions."""
+"""The problems: a separable density of any size, a rotated Gaussian, and breast-cancer logistic regression."""
 
 import dataclasses
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from curvi.demo import breast_cancer_target
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """A target, its start, and the exact (or very nearly exact) gap of any parameters to the best mean field, in nats."""
+    """A target, its start, and the exact gap of any parameters to the best mean field, in nats."""
 
     name: str
     target: curvi.Target
@@ -69,8 +69,8 @@ def rotated_gaussian(size: int = 10, condition: float = 100.0) -> Problem:
 def breast_cancer() -> Problem:
     """Logistic regression of 569 tumours on 30 standardised features and an intercept, coefficients Normal(0, 1).
 
-    Under a mean field of Normals each logit is Normal, so the ELBO is a sum of integrals over the real line: Gauss-Hermite quadrature
-    gives it to rounding, and with it the best mean field and every gap, free of Monte Carlo noise.
+    Under a mean field of Normals each logit is Normal, so the ELBO is a sum of integrals over the real line:
+    Gauss-Hermite quadrature gives it, and with it the best mean field and every gap, free of Monte Carlo noise.
     """
     target = breast_cancer_target()
     x, sign = _breast_cancer_data()

@@ -1,7 +1,8 @@
 """Races: how many steps and calls of the log density a method needs to come within given gaps of the best mean field.
 
-All rates of a grid and all seeds run side by side in one program, and the gap is looked at ever more rarely, so that its resolution is a fixed
-share of the steps taken. The race ends when some rate has brought a majority of the seeds to the smallest gap: the other rates have lost.
+All rates of a grid and all seeds run side by side in one program, and the gap is looked at ever more rarely, so that
+its resolution is a fixed share of the steps taken. The race ends when some rate has brought a majority of the seeds to
+the smallest gap: the other rates have lost.
 """
 
 import dataclasses

@@ -206,7 +206,7 @@ ROWS = {
     "quartic": Row(lambda x: -jnp.sum(x**4), CONVERGED, **_centred(lambda x: -(x**4))),
     "soft box": Row(
         lambda x: -jnp.sum(jnp.logaddexp(0.0, 10 * (x**2 - 25))),
-        CONVERGED,
+        CONVERGED | {Outcome.NOISE_LIMIT},
         **_centred(lambda x: -np.logaddexp(0.0, 10 * (x**2 - 25))),
     ),
     "two modes": Row(lambda x: jnp.logaddexp(_normal(x - 4), _normal(x + 4)), ANY, start=(1.0, 0.5)),

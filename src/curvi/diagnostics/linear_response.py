@@ -126,7 +126,9 @@ def mean_shift(target, q, step):
 @eqx.filter_jit
 def _jacobian(target, q, noise, names):
     def flat(params):
-        return ravel_pytree([leaf for leaf in _means_of(target, q.replace(params), noise, names).values()])[0]
+        means = _means_of(target, q.replace(params), noise, names)
+        # In the order asked for: JAX sorts the keys of dicts.
+        return ravel_pytree([means[name] for name in names])[0]
 
     return jax.jacrev(flat)(q.params)
 

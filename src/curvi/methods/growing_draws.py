@@ -268,6 +268,8 @@ def run_program(target: AbstractTarget, q: MeanField, noise: Noise, request: Req
         # To the edge along d: |x + tau d|^2 = 2 radius.
         tau = jnp.where(leave, (jnp.sqrt(jnp.maximum(xd * xd + dd * (ball - xx), 0.0)) - xd) / dd, alpha)
         tau = jnp.where(negative & ~climbing, 0.0, tau)
+        # An overflowing product would leave x at zero, which reads like nothing to gain.
+        tau = jnp.where(jnp.isfinite(bend) | climbing, tau, jnp.nan)
         r = m.r - tau * ad
         rr_next, bb = r @ r, m.b @ m.b
         # Inexact Newton (Eisenstat and Walker 1996): digits as the gradient vanishes, so that the end is superlinear.

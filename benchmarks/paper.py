@@ -80,7 +80,7 @@ def synthetic(path: Path, quick: bool, match: str) -> None:
     ]
     run_races(path, problem, chosen, (1.0, 0.1), 60_000, quick, match)
     run_default(path, problem, (1.0, 0.1), quick, match)
-    if match:
+    if match not in ("", "Newton"):
         return
     objectives = {
         "rotated Gaussian": (lambda params: -problem.gap(params), problem.start.params, 16),

@@ -376,7 +376,7 @@ class GrowingRun:
     def _discrepancy(self) -> float:
         """How far the change of the gradient over steps of `_SECANT` sds is from the Hessian product, relatively."""
         noise = self._noise(_FOR_SECOND_THOUGHTS, 1, min(self.capacity, _SECANT_DRAWS), match=False)
-        along = self._random_vector() * self._spreads()
+        along = np.sign(self._random_vector()) * self._spreads()  # every parameter by as much
         product = self._call(program.EVALUATE, noise, rhs=along).evaluation.product
         ahead, behind = (
             self._call(program.EVALUATE, noise, shift=side * _SECANT * along).evaluation.grad for side in (1, -1)

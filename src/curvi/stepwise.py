@@ -76,7 +76,7 @@ class StepwiseRun:
         taken = int(taken)
         self.state, self.smoothed = state, smoothed
         if taken:
-            records = jax.tree.map(lambda leaf: np.asarray(leaf[:taken]), records)
+            records = jax.tree.map(lambda leaf: np.asarray(leaf)[:taken], records)
             ended = time.perf_counter() - self.clock.began
             self.records.append(records)
             self.seconds.append(began + (ended - began) * np.arange(1, taken + 1) / taken - self.clock.compile)

@@ -117,6 +117,7 @@ def measure(target, method) -> dict:
         "wall_seconds": min(wall[1:]),
         "user_seconds": (after.ru_utime - before.ru_utime) / len(wall),
         "system_seconds": (after.ru_stime - before.ru_stime) / len(wall),
+        "minor_faults": (after.ru_minflt - before.ru_minflt) / len(wall),
         "num_timed": len(wall) - 1,
     }
 

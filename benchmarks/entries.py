@@ -25,7 +25,8 @@ NATURAL = (0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32)
 DECAYING = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)
 DECAYING_PLAIN = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0)
 MEMORY = (1.0, 3.0, 10.0, 30.0, 100.0)
-DAMPING = (0.001, 0.03, 0.3)
+DAMPING = (0.001, 0.03, 0.1, 0.3, 1.0)
+FEW_DAMPING = (0.001, 0.03, 0.3)
 STEP_LENGTH = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003)
 
 
@@ -69,11 +70,12 @@ def second_order(num_draws, other_draws: int) -> list[Entry]:
     """Schemes I and II and Algorithm 0 on the anchored score."""
     found = []
 
-    def add(method, S, build):
-        found.append(Entry(method, {"num_draws": S, "tuned": "damping"}, build, DAMPING, "second"))
+    def add(method, S, build, damping=FEW_DAMPING):
+        found.append(Entry(method, {"num_draws": S, "tuned": "damping"}, build, damping, "second"))
 
     for S in num_draws:
-        add("Scheme I, CG", S, lambda r, S=S: SchemeI(CG(max_steps=50), AnchoredScore(S), Safeguard(damping=r)))
+        build = lambda r, S=S: SchemeI(CG(max_steps=50), AnchoredScore(S), Safeguard(damping=r))  # noqa: E731
+        add("Scheme I, CG", S, build, DAMPING)
     S, score = other_draws, AnchoredScore(other_draws)
     add("Scheme I, Woodbury", S, lambda r: SchemeI(Woodbury(), score, Safeguard(damping=r)))
     add("Scheme I, Sherman-Morrison", S, lambda r: SchemeI(ShermanMorrison(), score, Safeguard(damping=r)))

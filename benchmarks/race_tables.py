@@ -22,9 +22,6 @@ def breast_cancer(found) -> list[str]:
     if not races:
         return []
     _draw(races, problem, far, "paper-breast.png")
-    best = best_of_groups(races, far)
-    second, first, safe = best["second"], best["first"], best["safe first"]
-    ratio = first.calls / second.calls
     return [
         "## 2. Breast cancer: calls to within 1 nat",
         paragraph(
@@ -33,22 +30,45 @@ def breast_cancer(found) -> list[str]:
             "ELBO, its maximum and every gap come from Gauss-Hermite quadrature, without Monte Carlo noise. The gap "
             "is looked at whenever the number of steps has grown by 5 %. Each method stands at its best setting, "
             "median over three seeds; the same seeds choose the setting and make the figure, for all methods alike. "
-            "`-`: most seeds did not arrive within 60,000 calls; the final gap in nats stands in brackets."
+            "`-`: most seeds did not arrive within about 60,000 calls; the final gap in nats stands in brackets."
         ),
         paragraph(f"Tried: {_tried(races)}."),
         _table(races, far, near),
-        paragraph(
-            "**Does second order pay in calls?** The claim to check is that Scheme I on the anchored score needs at "
-            f"least {CLAIM:g} times fewer calls than the best first-order score method. It "
-            f"{'holds' if ratio >= CLAIM else 'does **not** hold'} here: {second.name} ({second.num_draws} draws) "
-            f"needs {second.calls:,.0f} calls, {first.name} ({first.num_draws} draws, tuned) {first.calls:,.0f}, a "
-            f"factor of {ratio:.1f}. The same safe step without curvature, `NaturalGradient`, needs "
-            f"{safe.calls:,.0f}. The gain over tuned optimisers is a step length that needs no tuning, rather than "
-            "curvature."
-        ),
+        _verdict(races, far, near),
         *_why(found, races, problem),
         picture("paper-breast.png", "Gap against calls of the log density, breast cancer"),
     ]
+
+
+def _verdict(races, far: str, near: str) -> str:
+    best = best_of_groups(races, far)
+    second, first, safe = best["second"], best["first"], best["safe first"]
+    ratio = first.calls(far) / second.calls(far)
+    holds = "holds" if ratio >= CLAIM else "does **not** hold"
+    overlap = "overlap" if second.spread(far)[1] >= first.spread(far)[0] else "do not overlap"
+    shipped = [s for s in races["Scheme I, CG"] if s.num_draws == 256 and s.setting["rate"] == 0.001]
+    text = (
+        "**Does second order pay in calls?** The claim to check is that Scheme I on the anchored score needs at least "
+        f"{CLAIM:g} times fewer calls than the best first-order score method. It {holds} here: {second.name} "
+        f"({second.num_draws} draws) needs {second.calls(far):,.0f} calls at its best of {len(races[second.name])} "
+        f"settings, {first.name} ({first.num_draws} draws) {first.calls(far):,.0f} at its best of "
+        f"{len(races[first.name])}: a factor of {ratio:.1f}, and the ranges over seeds {overlap}. As shipped "
+        f"(256 draws, damping 0.001) Scheme I needs {_number(shipped[0].calls(far))}. The same safe "
+        f"step without curvature, `NaturalGradient`, needs {safe.calls(far):,.0f}, so these runs do not show that the "
+        "curvature helps. "
+    )
+    arrive = {g: [m for m, s in races.items() if s[0].group == g and _arrives(s, near)] for g in GROUPS}
+    if not arrive["second"]:
+        others = "; ".join([*arrive["safe first"], *arrive["first"]])
+        text += (
+            f"To {near} nats no second-order score method arrives within the limit, while these do: {others}. Scheme I "
+            "passes 1 nat and then wanders about it; why it settles higher than `NaturalGradient` is not known."
+        )
+    return paragraph(text)
+
+
+def _arrives(settings, threshold: str) -> bool:
+    return math.isfinite(best_setting(settings, threshold).calls(threshold))
 
 
 def rotated_gaussian(found) -> list[str]:
@@ -58,8 +78,8 @@ def rotated_gaussian(found) -> list[str]:
         return []
     _draw(races, problem, far, "paper-synthetic.png")
     best = best_of_groups(races, far)
-    words = ", ".join(f"{best[g].name} {best[g].calls:,.0f}" for g in ("second", "safe first", "first"))
-    ratio = best["first"].calls / best["second"].calls
+    words = ", ".join(f"{best[g].name} {best[g].calls(far):,.0f}" for g in ("second", "safe first", "first"))
+    ratio = best["first"].calls(far) / best["second"].calls(far)
     return [
         "## 3. A rotated Gaussian",
         paragraph(
@@ -89,7 +109,6 @@ class Setting:
         self.setting: dict = runs[0]["setting"]
         self.num_draws = self.setting.get("num_draws")
         self.order: str = runs[0]["order"]
-        self.calls = math.inf  # to the gap that it was chosen for
 
     @property
     def group(self) -> str:
@@ -101,6 +120,14 @@ class Setting:
         """Median over seeds of steps or calls to a gap; infinite where most seeds did not arrive."""
         hits = [run["to_gap"][threshold] for run in self.runs]
         return float(np.median([math.inf if hit is None else hit[what] for hit in hits]))
+
+    def calls(self, threshold: str) -> float:
+        return self.median(threshold, "log_density")
+
+    def spread(self, threshold: str) -> tuple[float, float]:
+        """Fewest and most calls of the log density over the seeds that arrived."""
+        calls = [hit["log_density"] for run in self.runs if (hit := run["to_gap"][threshold])]
+        return (min(calls), max(calls)) if calls else (math.inf, math.inf)
 
     def final_gap(self) -> float:
         gaps = [run["final_gap"] for run in self.runs]
@@ -121,16 +148,14 @@ def _races(found, problem: str) -> dict[str, list[Setting]]:
 
 def best_setting(settings: list[Setting], threshold: str) -> Setting:
     """The setting that needs the fewest calls of the log density; where none arrives, that of the least final gap."""
-    best = min(settings, key=lambda s: (s.median(threshold, "log_density"), s.final_gap()))
-    best.calls = best.median(threshold, "log_density")
-    return best
+    return min(settings, key=lambda s: (s.calls(threshold), s.final_gap()))
 
 
 def best_of_groups(races, threshold: str) -> dict[str, Setting]:
     best: dict[str, Setting] = {}
     for settings in races.values():
         setting = best_setting(settings, threshold)
-        if setting.group not in best or setting.calls < best[setting.group].calls:
+        if setting.group not in best or setting.calls(threshold) < best[setting.group].calls(threshold):
             best[setting.group] = setting
     return best
 
@@ -163,7 +188,7 @@ def _table(races, far: str, near: str) -> str:
     for group, title in GROUPS.items():
         mine = [best_setting(settings, far) for settings in races.values() if settings[0].group == group]
         rows += [[f"**{title}**", *[""] * 7]] if mine else []
-        for s in sorted(mine, key=lambda s: (s.calls, s.final_gap())):
+        for s in sorted(mine, key=lambda s: (s.calls(far), s.final_gap())):
             hits = sorted(hit["log_density"] for run in s.runs if (hit := run["to_gap"][far]))
             spread = f"{hits[0]:,} to {hits[-1]:,}" if len(hits) > 1 else ""
             arrived = "" if len(hits) in (0, len(s.runs)) else f" ({len(hits)} of {len(s.runs)})"
@@ -173,10 +198,10 @@ def _table(races, far: str, near: str) -> str:
                     str(s.num_draws or "growing"),
                     _tuned(s, races[s.name]),
                     _number(s.median(far, "steps")),
-                    _number(s.calls) if math.isfinite(s.calls) else f"- ({_gap(s.final_gap())})",
+                    _number(s.calls(far)) if math.isfinite(s.calls(far)) else f"- ({_gap(s.final_gap())})",
                     spread + arrived,
                     _number(s.median(far, "calls")) if group == "pathwise" else "",
-                    _number(best_setting(races[s.name], near).median(near, "log_density")),
+                    _number(best_setting(races[s.name], near).calls(near)),
                 ]
             )
     return table(head, rows)
@@ -187,7 +212,7 @@ def _tuned(setting: Setting, others: list[Setting]) -> str:
         return ""
     rates = [s.setting["rate"] for s in others if s.num_draws == setting.num_draws]
     rate, name = setting.setting["rate"], setting.setting["tuned"]
-    end = " (end of the grid)" if rate in (min(rates), max(rates)) and name != "damping" else ""
+    end = " (end of the grid)" if rate in (min(rates), max(rates)) else ""
     return f"{name} {rate:g}{end}"
 
 
@@ -238,7 +263,7 @@ def _draw(races, problem: str, threshold: str, file: str) -> None:
     shown: list[Setting] = []
     for group, count in {"second": 2, "safe first": 1, "first": 3, "pathwise": 2}.items():
         mine = [best_setting(settings, threshold) for settings in races.values() if settings[0].group == group]
-        shown += sorted(mine, key=lambda s: s.calls)[:count]
+        shown += sorted(mine, key=lambda s: s.calls(threshold))[:count]
     figure, axis = pyplot().subplots(figsize=(7.5, 4.8), layout="constrained")
     for colour, s in zip(COLOURS, shown):
         derivatives = s.group == "pathwise"

@@ -252,9 +252,8 @@ def _why(found, races, problem: str) -> list[str]:
         paragraph(
             "An estimate that is off by about its own size has no usable inverse. Scheme I shrinks it towards the "
             "Fisher information by the agreement of two half samples; the share believed, averaged over the steps, "
-            f"was {believed}. The noise of the gradient decides how many draws a step needs, and it is the same for "
-            "first and second order. Derivatives of the model change this: the pathwise Hessian is good with few "
-            "draws, and so are the methods in the last block of the table."
+            f"was {believed}. Shrunk so far, its step is nearly that of the natural gradient. The pathwise Hessian, from "
+            "derivatives of the model, is accurate with few draws; no first-order method with derivatives was run here."
         ),
     ]
 

@@ -60,7 +60,7 @@ def _reading(costs, rows) -> str:
     return paragraph(
         "Memory is linear in d for all but Algorithm 0. Time: "
         + (f"above an exponent of {MOST} are {', '.join(above)}. " if above else f"no exponent exceeds {MOST}. ")
-        + f"Without the kernel they lie between {min(bare):.2f} and {max(bare):.2f}. That share is page faults: "
+        + f"Without the kernel they lie between {min(bare):.2f} and {max(bare):.2f}. That share is page faults, as "
         "large temporaries and results are handed out anew at every call: a step of Scheme I by conjugate "
         f"gradients has {faults} of them, in the order of the columns, and the kernel takes {_system_share(rows)} of "
         "the steps of Scheme I at the largest d. It varies from run to run on a shared machine, and the exponents "

@@ -252,8 +252,9 @@ def _why(found, races, problem: str) -> list[str]:
         paragraph(
             "An estimate that is off by about its own size has no usable inverse. Scheme I shrinks it towards the "
             "Fisher information by the agreement of two half samples; the share believed, averaged over the steps, "
-            f"was {believed}. Shrunk so far, its step is nearly that of the natural gradient. The pathwise Hessian, from "
-            "derivatives of the model, is accurate with few draws; no first-order method with derivatives was run here."
+            f"was {believed}. Shrunk so far, its step is nearly that of the natural gradient. The pathwise Hessian, "
+            "from derivatives of the model, is accurate with few draws; no first-order method with derivatives was run "
+            "here."
         ),
     ]
 

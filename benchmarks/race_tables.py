@@ -57,18 +57,9 @@ def _verdict(races, far: str, near: str) -> str:
         f"step without curvature, `NaturalGradient`, needs {safe.calls(far):,.0f}, so these runs do not show that the "
         "curvature helps. "
     )
-    arrive = {g: [m for m, s in races.items() if s[0].group == g and _arrives(s, near)] for g in GROUPS}
-    if not arrive["second"]:
-        others = "; ".join([*arrive["safe first"], *arrive["first"]])
-        text += (
-            f"To {near} nats no second-order score method arrives within the limit, while these do: {others}. Scheme I "
-            "passes 1 nat and then wanders about it; why it settles higher than `NaturalGradient` is not known."
-        )
-    return paragraph(text)
-
-
-def _arrives(settings, threshold: str) -> bool:
-    return math.isfinite(best_setting(settings, threshold).calls(threshold))
+    closer = best_of_groups(races, near)
+    words = [f"{closer[g].name} {_number(closer[g].calls(near))}" for g in ("second", "safe first", "first")]
+    return paragraph(f"{text}To {near} nats the best of each kind need: {'; '.join(words)}.")
 
 
 def rotated_gaussian(found) -> list[str]:

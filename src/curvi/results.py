@@ -105,8 +105,8 @@ class Fit:
 
     @functools.cached_property
     def _moments(self):
-        # Closed forms exist on working coordinates only; 4,096 fixed draws give means on the supports to about 0.016
-        # sd. Drawn outside of any compiled program: the points would be a constant of it.
+        # Closed forms exist on working coordinates only; 4,096 fixed quasi-random draws give means on the supports.
+        # Drawn outside of any compiled program: the points would be a constant of it.
         draws = _to_outputs(self.target, self.q, Sobol().sample(self.q, jax.random.key(0), 4096))
         return {name: _mean_and_sd(np.asarray(v)) for name, v in draws.items()}
 

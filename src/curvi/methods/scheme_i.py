@@ -2,10 +2,9 @@
 
 from typing import Any
 
-from curvi.descent import newton_step
 from curvi.estimate import AnchoredScore, PaperScore
 from curvi.methods.base import Method
-from curvi.methods.second_order import LiteralState, Safeguard, literal_step, safe_init, safe_step
+from curvi.methods.second_order import Safeguard, literal_step, newton_descent, safe_step, start_state
 from curvi.solve import CG
 
 
@@ -39,9 +38,7 @@ class SchemeI(Method):
         return cls(solver or CG(), PaperScore(num_draws, num_gradient_draws), None, step_length)
 
     def init(self, target, q, key):
-        if self.safeguard is None:
-            return LiteralState(q)
-        return safe_init(self.estimator, self.safeguard, target, q, key)
+        return start_state(self.estimator, self.safeguard, target, q, key)
 
     def step(self, target, state, key):
         if self.safeguard is None:
@@ -50,9 +47,5 @@ class SchemeI(Method):
             # stop at the first negative curvature.
             curvature = lambda target, q, local: local.curvature.scale(-1.0)  # noqa: E731
             return literal_step(self.estimator, self.solver, curvature, -self.step_length, 0, target, state, key)
-        return safe_step(self.estimator, self.safeguard, self._descend, 0, target, state, key)
-
-    def _descend(self, local, radius, length, key):
-        guard = self.safeguard
-        assert guard is not None
-        return newton_step(local, local.curvature, self.solver, radius, length, guard.damping, guard.shrink, key)
+        descend = newton_descent(self.safeguard, self.solver)
+        return safe_step(self.estimator, self.safeguard, descend, 0, target, state, key)

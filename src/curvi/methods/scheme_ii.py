@@ -4,11 +4,10 @@ from typing import Any
 
 import equinox as eqx
 
-from curvi.descent import newton_step
 from curvi.estimate import AnchoredScore, PaperScore
 from curvi.estimate.score import fresh_hessians
 from curvi.methods.base import Method
-from curvi.methods.second_order import LiteralState, Safeguard, literal_step, safe_init, safe_step
+from curvi.methods.second_order import Safeguard, literal_step, newton_descent, safe_step, start_state
 from curvi.solve import LiSSA
 
 
@@ -47,9 +46,7 @@ class SchemeII(Method):
         return cls(solver, PaperScore(num_gradient_draws), 1, None)
 
     def init(self, target, q, key):
-        if self.safeguard is None:
-            return LiteralState(q)
-        return safe_init(self.estimator, self.safeguard, target, q, key)
+        return start_state(self.estimator, self.safeguard, target, q, key)
 
     def step(self, target, state, key):
         def sampled(target, q, local):
@@ -58,10 +55,5 @@ class SchemeII(Method):
         if self.safeguard is None:
             # Step 2: the gradient. Steps 3 to 11: the series. Step 12: Gamma_t = Gamma_{t-1} - y / C0.
             return literal_step(self.estimator, self.solver, sampled, 1.0, self.draws_per_copy, target, state, key)
-        guard = self.safeguard
-
-        def descend(local, radius, length, key):
-            curvature = sampled(target, state.q, local)
-            return newton_step(local, curvature, self.solver, radius, length, guard.damping, guard.shrink, key)
-
-        return safe_step(self.estimator, guard, descend, self.draws_per_copy, target, state, key)
+        descend = newton_descent(self.safeguard, self.solver, lambda local: sampled(target, state.q, local))
+        return safe_step(self.estimator, self.safeguard, descend, self.draws_per_copy, target, state, key)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from curvi.control import RadiusControl
-from curvi.descent.newton import Step
+from curvi.descent.newton import Step, newton_step
 from curvi.estimate.local import Counts, LocalModel
 from curvi.family import MeanField
 from curvi.methods.base import Record, as_counts, select, zeros_like_output
@@ -65,6 +65,20 @@ def safe_init(estimator, safeguard: Safeguard, target, q: MeanField, key) -> Saf
     return SafeState(
         q, local, jnp.asarray(safeguard.radius.initial, q.params.dtype), jnp.zeros((), jnp.int32), jnp.zeros((), bool)
     )
+
+
+def start_state(estimator, safeguard: Safeguard | None, target, q: MeanField, key) -> SafeState | LiteralState:
+    """The state of the safe loop, or of the literal one where there is no safeguard."""
+    return LiteralState(q) if safeguard is None else safe_init(estimator, safeguard, target, q, key)
+
+
+def newton_descent(safeguard: Safeguard, solver, curvature_of=lambda local: local.curvature):
+    """Newton's step as `safe_step` asks for it; `curvature_of(local)` is the operator that is solved with."""
+
+    def descend(local, radius, length, key):
+        return newton_step(local, curvature_of(local), solver, radius, length, safeguard.damping, safeguard.shrink, key)
+
+    return descend
 
 
 def safe_step(estimator, safeguard: Safeguard, descend, calls_per_copy: int, target, state: SafeState, key):

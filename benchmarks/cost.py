@@ -2,12 +2,12 @@
 
 Solvers run a fixed number of steps: damping of 1e9 Fisher informations keeps every system definite, whatever 8 draws
 say of it, and a tolerance of zero keeps conjugate gradients going. Time is that of the processor, on one thread, which
-other work on the machine disturbs least; user time alone leaves out what the kernel spends on handing out fresh pages.
+other work on the machine disturbs least. Steps run as they do in a fit, in one compiled loop: the time of a step is the
+difference between a long call and a short one, which leaves out what only a call costs (dispatch, fresh pages).
 Each d runs in a process of its own: python benchmarks/cost.py D LINES.
 """
 
 import os
-import resource
 import subprocess
 import sys
 import time
@@ -20,6 +20,10 @@ SIZES = (1_000, 10_000, 100_000, 1_000_000)
 DENSE_SIZES = (125, 250, 500, 1_000)
 CG_STEPS = 10
 DEPTHS = (4, 12)
+SHORT = 1  # steps of the short call
+ENOUGH_SECONDS = 1.0  # that the steps timed should take
+MOST_STEPS = 1_000
+REPEATS = 3
 
 
 def cases(num_latents: int) -> dict:
@@ -72,7 +76,7 @@ def main(num_latents: int, path: Path) -> None:
 
 
 def measure(target, method) -> dict:
-    """Seconds and bytes of one step from a state that has a local model."""
+    """Seconds of one step and bytes of the program that takes steps, from a state that has a local model."""
     import equinox as eqx
     import jax
 
@@ -84,22 +88,29 @@ def measure(target, method) -> dict:
     data, code = eqx.partition(target, eqx.is_array)
     dynamic, static = eqx.partition(method.init(target, q, key), eqx.is_array)
 
-    def step(data, dynamic, key):
-        state, record = method.step(eqx.combine(data, code), eqx.combine(dynamic, static), key)
-        return eqx.filter(state, eqx.is_array), record
+    def steps(data, dynamic, key, num_steps):
+        def step(index, carried):
+            state = eqx.combine(carried[0], static)
+            state, record = method.step(eqx.combine(data, code), state, jax.random.fold_in(key, index))
+            return eqx.filter(state, eqx.is_array), record.counts.log_density
+
+        return jax.lax.fori_loop(0, num_steps, step, (dynamic, jax.numpy.zeros((), jax.numpy.int32)))
 
     began = time.perf_counter()
-    program = jax.jit(step).lower(data, dynamic, key).compile()
+    program = jax.jit(steps).lower(data, dynamic, key, SHORT).compile()
     compile_seconds = time.perf_counter() - began
-    wall, processor = [], []
-    before = resource.getrusage(resource.RUSAGE_SELF)
-    while len(wall) < 4 or (sum(wall) < 2.0 and len(wall) < 200):
-        key_step = jax.random.fold_in(key, len(wall))
-        began, began_processor = time.perf_counter(), time.process_time()
-        dynamic, record = jax.block_until_ready(program(data, dynamic, key_step))
-        processor.append(time.process_time() - began_processor)
-        wall.append(time.perf_counter() - began)
-    after = resource.getrusage(resource.RUSAGE_SELF)
+    dynamic, calls = program(data, dynamic, key, SHORT)  # the first step only estimates
+
+    def seconds(num_steps, repeat):
+        began = time.process_time()
+        jax.block_until_ready(program(data, dynamic, jax.random.fold_in(key, repeat), num_steps))
+        return time.process_time() - began
+
+    one = max(seconds(SHORT + 1, 0) - seconds(SHORT, 0), 1e-4)
+    num_steps = min(max(round(ENOUGH_SECONDS / one), 2), MOST_STEPS)
+    # The fastest of the repeats: other work on the machine only ever adds.
+    short = min(seconds(SHORT, repeat) for repeat in range(REPEATS))
+    long = min(seconds(SHORT + num_steps, repeat) for repeat in range(REPEATS))
     memory = program.memory_analysis()
     parts = {
         "temporary": memory.temp_size_in_bytes,
@@ -110,15 +121,10 @@ def measure(target, method) -> dict:
         "bytes": sum(parts.values()),
         "bytes_by_kind": parts,
         "num_params": q.num_params,
-        "log_density_calls": int(record.counts.log_density),
+        "log_density_calls": int(calls),
         "compile_seconds": compile_seconds,
-        # The first step only estimates. The fastest of the others: other work on the machine only ever adds.
-        "run_seconds": min(processor[1:]),
-        "wall_seconds": min(wall[1:]),
-        "user_seconds": (after.ru_utime - before.ru_utime) / len(wall),
-        "system_seconds": (after.ru_stime - before.ru_stime) / len(wall),
-        "minor_faults": (after.ru_minflt - before.ru_minflt) / len(wall),
-        "num_timed": len(wall) - 1,
+        "run_seconds": (long - short) / num_steps,
+        "num_timed": num_steps,
     }
 
 

@@ -87,6 +87,7 @@ def fit(
         method=method,
         error_copies=run.error_copies(),
         start_elbos=run.start_elbos,
+        suspects=run.suspects,
     )
 
 

@@ -71,6 +71,8 @@ class Fit:
         definite.
     history, counts, seconds
         What happened, and what it cost.
+    suspects
+        Where the outcome speaks of trouble: the elements of latents that show it most.
     """
 
     q: MeanField
@@ -86,6 +88,7 @@ class Fit:
     method: object = dataclasses.field(repr=False, default=None)
     start_elbos: np.ndarray | None = dataclasses.field(repr=False, default=None)
     error_copies: np.ndarray | None = dataclasses.field(repr=False, default=None)
+    suspects: tuple[str, ...] = ()
 
     @property
     def converged(self) -> bool:
@@ -149,6 +152,7 @@ class Fit:
         return "\n".join(
             [
                 f"curvi fit: {head} ({self.outcome.message})",
+                *([f"  look at         {', '.join(self.suspects)}"] if self.suspects and not self.converged else []),
                 f"  ELBO            {self.elbo:.4f} +- {self.elbo_se:.4f}",
                 f"  remaining gain  {self.remaining_gain:.3g} +- {self.remaining_gain_se:.2g} nats",
                 f"  cost            {len(self.history)} steps; calls: {self.counts.log_density} log density, "

@@ -31,6 +31,7 @@ class StepwiseRun:
         self.counts = CallCounts(log_density=calls)
         self.gain, self.gain_se = float("inf"), float("inf")
         self.start_elbos = None
+        self.suspects: tuple[str, ...] = ()
         self.state = method.init(target, q, self.key)
         self.smoothed = blank_smoothed(q.params.dtype)
         self.records: list = []

@@ -155,7 +155,7 @@ def test_one_program_for_all_rounds_and_fits(caplog):
     with caplog.at_level(logging.WARNING), jax.log_compiles():
         first = run(target, tolerance=1e-3)
         assert len(set(first.history.num_draws)) >= 2
-        assert compiled(caplog) == ["jit(run_program)"]
+        assert compiled(caplog) == ["jit(run_sweep)"]
         caplog.clear()
         second = run(target, tolerance=1e-3)
         run(target, seed=1, num_steps=3)

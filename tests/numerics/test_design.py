@@ -9,7 +9,8 @@ from scipy import stats
 from curvi import MeanField, Target, fit
 from curvi.estimate.design import matched_noise
 from curvi.estimate.draws import SOBOL_DIMENSIONS
-from curvi.methods.growing_draws import excess_energy, mean_hessian
+from curvi.growing.expansion import Expansion
+from curvi.growing.objective import Objective
 
 ROUNDING = 1e-12
 
@@ -124,24 +125,64 @@ def test_excess_is_what_the_average_has_too_much():
     params = rng.normal(scale=0.5, size=(6, 2))
     sigma = np.exp(params[:, 1])
     values = noise(8, 6, match=False)
-    moments = values.T @ values / len(values)
     away = params[:, 0] + sigma * values - centre
     average = -np.einsum("si,ij,sj->s", away, precision, away).mean() / 2
     still = params[:, 0] - centre
     expectation = -(still @ precision @ still + np.diag(precision) @ sigma**2) / 2
-    excess = excess_energy(jnp.asarray(-precision * (moments - np.eye(6))), jnp.asarray(params.ravel()))
-    assert np.isclose(average, expectation + float(excess), rtol=1e-12)
-    assert abs(float(excess)) > 0.1
+    expansion = Expansion(-precision, sigma)
+    excess = sigma @ expansion.excess(values) @ sigma / 2
+    assert np.isclose(average, expectation + excess, rtol=1e-12)
+    assert abs(excess) > 0.1
+    # The same of parts, and its gradient in ln sigma.
+    energies, gradients = expansion.part_excess(values.reshape(2, 4, 6), sigma)
+    assert np.isclose(energies.mean(), excess, rtol=1e-12)
+    assert np.allclose(gradients.mean(0), sigma * (expansion.excess(values) @ sigma), rtol=1e-10)
 
 
-def test_no_excess_without_a_matrix():
-    assert excess_energy(jnp.zeros((0, 0)), jnp.ones(6)) == 0
+def objective_of(precision, centre):
+    target = Target(lambda t: -(t["x"] - centre) @ precision @ (t["x"] - centre) / 2, {"x": np.zeros(len(centre))})
+    return Objective(target, MeanField(target), jax.random.key(0), 64)
 
 
-def test_hessian_at_the_mean():
-    precision, centre = correlated(6)
-    target = Target(lambda t: -(t["x"] - centre) @ precision @ (t["x"] - centre) / 2, {"x": np.zeros(6)})
-    assert np.allclose(mean_hessian(target, MeanField(target)), -precision, rtol=0, atol=1e-9)
+@pytest.mark.parametrize("size", [6, 40, 70])
+def test_hessian_at_the_mean(size):
+    precision, centre = correlated(size)
+    objective = objective_of(precision, centre)
+    objective.expand(np.random.default_rng(2).normal(size=2 * size))
+    assert np.allclose(objective.expansion.hessian, -precision, rtol=0, atol=1e-9)
+    v = np.arange(1.0, size + 1)
+    assert np.allclose(precision @ objective.expansion.unwhiten(objective.expansion.whiten(v)), v, rtol=1e-3)
+
+
+def test_no_metric_where_the_hessian_is_not_negative():
+    assert Expansion(np.diag([-1.0, 2.0]), np.ones(2)).lower is None
+    broken = Expansion(np.full((2, 2), np.nan), np.ones(2))
+    assert not np.any(broken.hessian)
+
+
+def test_the_corrected_elbo_of_a_gaussian_is_exact_on_any_noise():
+    """Value, gradient and Hessian product, against the closed form."""
+    size = 40
+    precision, centre = correlated(size)
+    objective = objective_of(precision, centre)
+    rng = np.random.default_rng(3)
+    params, direction = rng.normal(size=2 * size) / 4, rng.normal(size=2 * size)
+    objective.expand(params)
+    look = objective(params, objective.noise((9,), 64, match=False), direction)
+
+    def elbo(p):
+        mu, log_sigma = p.reshape(-1, 2).T
+        spread = jnp.diag(precision) @ jnp.exp(2 * log_sigma)
+        away = mu - centre
+        return -(away @ precision @ away + spread) / 2 + log_sigma.sum() + size * (np.log(2 * np.pi) + 1) / 2
+
+    grad, product = jax.jvp(jax.grad(elbo), (jnp.asarray(params),), (jnp.asarray(direction),))
+    assert np.isclose(look.value, elbo(params), rtol=1e-12)
+    assert np.allclose(look.grad, grad, rtol=1e-9, atol=1e-9)
+    assert np.allclose(look.product, product, rtol=1e-9, atol=1e-9)
+    # Without the correction, 16 pairs a half are far off.
+    objective.expansion = None
+    assert abs(objective(params, objective.noise((9,), 64, match=False)).value - elbo(params)) > 0.1
 
 
 def test_a_gaussian_is_solved_with_fewer_pairs_than_dimensions():

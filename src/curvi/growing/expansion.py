@@ -1,0 +1,49 @@
+"""The Hessian H0 of ln p at the mean of a q of normal factors: a control variate, and a metric.
+
+Under mirrored noise e, a quadratic form with Hessian H0 averages over the draws to its expectation plus
+
+    sigma' K sigma / 2,    K = H0 * (mean e e' - I),
+
+whatever its expansion point. Taking that off is the second-order control variate (Miller, Foti, D'Amour and Adams
+2017): the number of draws then need not grow with the dimension. Any matrix in place of H0 keeps it unbiased.
+-H0 also holds the correlation of the means, and as their metric leaves conjugate gradients little to do.
+"""
+
+import numpy as np
+from scipy.linalg import solve_triangular
+
+_LEAST = 1e-6
+
+
+class Expansion:
+    """H0 and its uses; `sigma` is the spread of the q at whose mean it was taken."""
+
+    def __init__(self, hessian: np.ndarray, sigma: np.ndarray):
+        # None at all where the mean of q is a singular point.
+        usable = bool(np.all(np.isfinite(hessian)))
+        self.hessian = (hessian + hessian.T) / 2 if usable else np.zeros_like(hessian)
+        try:
+            # A little of the Fisher information: a flat direction must not outweigh all others in the metric.
+            self.lower = np.linalg.cholesky(np.diag(_LEAST / sigma**2) - self.hessian)
+        except np.linalg.LinAlgError:
+            self.lower = None
+
+    def excess(self, noise: np.ndarray) -> np.ndarray:
+        """K of this noise."""
+        moments = noise.T @ noise / len(noise)
+        return self.hessian * (moments - np.eye(noise.shape[-1]))
+
+    def part_excess(self, parts: np.ndarray, sigma: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """sigma' K sigma / 2 and its gradient in ln sigma for each part (parts, draws, dimension) of the noise."""
+        scaled = parts * sigma
+        pulled = scaled * (scaled @ self.hessian)
+        gradient = pulled.mean(1) - np.diag(self.hessian) * sigma**2
+        return gradient.sum(-1) / 2, gradient
+
+    def whiten(self, v: np.ndarray) -> np.ndarray:
+        """L^-1 v with -H0 = L L', about."""
+        return solve_triangular(self.lower, v, lower=True, check_finite=False)
+
+    def unwhiten(self, v: np.ndarray) -> np.ndarray:
+        """L^-T v."""
+        return solve_triangular(self.lower, v, lower=True, trans=1, check_finite=False)

@@ -1,0 +1,146 @@
+"""The ELBO on fixed noise, as a function of numpy vectors, with what a Newton step needs besides."""
+
+import dataclasses
+
+import jax
+import numpy as np
+
+from curvi.estimate.design import matched_noise
+from curvi.family import MeanField
+from curvi.family.continuous import Normal
+from curvi.growing.expansion import Expansion
+from curvi.growing.sweep import CHUNK, Buffer, Point, run_sweep, split_structure
+from curvi.results import CallCounts
+from curvi.target import AbstractTarget
+
+MOST_PARTS = 8
+_LARGEST_HESSIAN = 2048
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedNoise:
+    """Noise on the host and in the program's buffer, in independent parts of equal size."""
+
+    values: np.ndarray  # (draws, dimension)
+    num_parts: int
+    buffer: Buffer
+    excess: np.ndarray | None  # of the control variate, None without one
+
+    @property
+    def num_draws(self) -> int:
+        return len(self.values)
+
+
+@dataclasses.dataclass(frozen=True)
+class Look:
+    """The ELBO on fixed noise at one point: value, gradient, and the Hessian product along a direction."""
+
+    value: float
+    grad: np.ndarray
+    product: np.ndarray
+    part_grads: np.ndarray  # the gradient on each part of the noise
+    log_p: np.ndarray  # of each draw
+    entropy: float
+    fisher: list[np.ndarray]  # blocks (n, k, k) a group of factors
+
+    @property
+    def finite(self) -> bool:
+        return bool(np.isfinite(self.value) and np.all(np.isfinite(self.grad)))
+
+
+class Objective:
+    """ELBO, gradient and products at any parameters on any noise, by one compiled program; counts its calls."""
+
+    def __init__(self, target: AbstractTarget, q: MeanField, key, capacity: int):
+        self.target, self.layout, self.key, self.capacity = target, q.layout, key, capacity
+        self.dimension, self.num_params = q.num_factors, q.num_params
+        self.dtype = np.dtype(q.params.dtype)
+        # Words of the key seed the host's generators: every operation of JAX outside the program would cost a
+        # compilation.
+        self.words = np.asarray(jax.random.key_data(key)).astype(np.uint32)
+        self.normal = all(isinstance(factor, Normal) for factor in q.layout.factors)
+        self.expandable = self.normal and self.dimension <= _LARGEST_HESSIAN
+        self.expansion: Expansion | None = None
+        self.counts = CallCounts()
+        self._structure, self._arrays = split_structure(target, q)
+        self._num_kept = -(-self.dimension // CHUNK) if self.expandable else 0
+        self._size = max(capacity // CHUNK, self._num_kept)  # of the buffer, in chunks
+
+    # -- noise --------------------------------------------------------------------------------------------------------
+
+    def generator(self, *stream: int) -> np.random.Generator:
+        return np.random.default_rng([*self.words, *stream])
+
+    def noise(self, stream: tuple[int, ...], num_draws: int, num_parts: int = 2, match: bool = True) -> FixedNoise:
+        """Fresh noise of `num_draws` draws; the same stream gives the same noise."""
+        rng = self.generator(*stream)
+        values = matched_noise(rng, num_draws, self.dimension, num_parts, match)
+        return self._fixed(values, min(num_parts, MOST_PARTS), rng)
+
+    def _fixed(self, values: np.ndarray, num_parts: int, rng, expansion=True) -> FixedNoise:
+        size, num_chunks = self._size, -(-len(values) // CHUNK)
+        buffer = np.zeros((size * CHUNK, self.dimension), self.dtype)
+        buffer[: len(values)] = values
+        part = np.minimum(np.arange(size) * num_parts // max(num_chunks, 1), num_parts - 1).astype(np.int32)
+        words = rng.integers(0, 2**32, (size, self.words.size), dtype=np.uint32)
+        keys = jax.random.wrap_key_data(words, impl=jax.random.key_impl(self.key))
+        device = jax.device_put(Buffer(buffer.reshape(size, CHUNK, -1), part, np.int32(num_chunks), keys))
+        excess = self.expansion.excess(values) if self.expansion is not None and expansion else None
+        return FixedNoise(values, num_parts, device, excess)
+
+    # -- evaluation ---------------------------------------------------------------------------------------------------
+
+    def __call__(self, params: np.ndarray, noise: FixedNoise, direction: np.ndarray | None = None) -> Look:
+        zeros = np.zeros(self.num_params)
+        sums = self._sweep(params, noise, zeros if direction is None else direction, 1.0)
+        values, part_sums, product, entropy, fisher = jax.device_get(
+            (sums.values, sums.part_grads, sums.product, sums.entropy, sums.fisher)
+        )
+        num_chunks = -(-noise.num_draws // CHUNK)
+        own, own_grad, own_product = (np.asarray(part, np.float64) for part in entropy)
+        log_p = values.reshape(-1)[: noise.num_draws].astype(np.float64)
+        part_grads = part_sums[: noise.num_parts].astype(np.float64) * (noise.num_parts / num_chunks) + own_grad
+        value, grad, product = log_p.mean() + own, part_grads.mean(0), product / num_chunks + own_product
+        if noise.excess is not None:
+            _subtract_excess(noise.excess, params, direction, value := np.array(value), grad, product)
+        blocks = [np.asarray(block, np.float64) for block in fisher]
+        return Look(float(value), grad, product, part_grads, log_p, float(own), blocks)
+
+    def corrected_part_grads(self, params: np.ndarray, noise: FixedNoise, look: Look) -> np.ndarray:
+        """Gradients of the parts, each less its own excess."""
+        if noise.excess is None or self.expansion is None:
+            return look.part_grads
+        corrected = look.part_grads.copy()
+        parts = noise.values.reshape(noise.num_parts, -1, self.dimension)
+        corrected[:, 1::2] -= self.expansion.part_excess(parts, np.exp(params[1::2]))[1]
+        return corrected
+
+    def expand(self, params: np.ndarray) -> None:
+        """Take the Hessian of ln p at the mean of q: it serves as control variate and as metric."""
+        noise = self._fixed(np.eye(self.dimension), 1, self.generator(), expansion=False)
+        sums = self._sweep(params, noise, np.zeros(self.num_params), 0.0)
+        rows = np.asarray(sums.draw_products, np.float64).reshape(-1, self.dimension)[: self.dimension]
+        self.expansion = Expansion(rows, np.exp(params[1::2]))
+
+    def compile(self, params: np.ndarray) -> None:
+        """A sweep over no draws at all compiles the program and does nothing else."""
+        nothing = self._fixed(np.zeros((0, self.dimension)), 2, self.generator())
+        jax.block_until_ready(self._sweep(params, nothing, np.zeros(self.num_params), 1.0))
+
+    def _sweep(self, params, noise: FixedNoise, direction, spread: float):
+        # numpy scalars and arrays enter the program as they are: no operation of JAX, no compilation, no constant.
+        point = Point(params.astype(self.dtype), direction.astype(self.dtype), self.dtype.type(spread))
+        num_draws = -(-noise.num_draws // CHUNK) * CHUNK
+        self.counts = self.counts.plus(num_draws, num_draws, num_draws)
+        return run_sweep(self._structure, MOST_PARTS, self._num_kept, self._arrays, noise.buffer, point)
+
+
+def _subtract_excess(excess, params, direction, value, grad, product) -> None:
+    """Take sigma' K sigma / 2 and its derivatives in ln sigma off, in place (`Expansion`)."""
+    sigma = np.exp(params[1::2])
+    pulled = excess @ sigma
+    value -= sigma @ pulled / 2
+    grad[1::2] -= sigma * pulled
+    if direction is not None:
+        along = direction[1::2]
+        product[1::2] -= sigma * (excess @ (sigma * along)) + along * sigma * pulled

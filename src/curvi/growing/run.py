@@ -1,0 +1,323 @@
+"""Rounds of climbing on fixed draws, the draws that the next round needs, and the verdict."""
+
+import math
+import time
+
+import jax.numpy as jnp
+import numpy as np
+
+from curvi.clock import Clock
+from curvi.family import MeanField
+from curvi.growing import doubts
+from curvi.growing.certificate import Bias, Gain, draws_bias, remaining_gain
+from curvi.growing.objective import FixedNoise, Look, Objective
+from curvi.growing.sweep import CHUNK
+from curvi.growing.trust_region import End, Step, climb
+from curvi.methods.growing_draws import GrowingDraws
+from curvi.outcome import Outcome
+from curvi.progress import Progress
+from curvi.results import FINAL_DRAWS, CallCounts, History, log_ratios, mean_and_error
+from curvi.start import find_start
+from curvi.suspects import name_suspects
+from curvi.target import AbstractTarget
+
+# A round climbs until a step promises less than this share of the tolerance: below, the draws' own error rules.
+_CLIMB_SHARE = 0.05
+# The optimum of the draws may lie this share of the tolerance from the true one before the fit asks for a certificate.
+_BIAS_SHARE = 0.5
+_ROUGH = 0.5  # nats: how far to climb on draws that are still to be corrected
+_MOVED = 1.0  # nats gained since the last expansion that make another worth its cost
+_ENDLESS = 200  # a maximum is tens of steps away; hundreds without one in sight are a climb that does not end
+_FARTHEST = 0.25  # exponents of a q that ran away, as a share of the largest number's logarithm
+_LARGEST_ERROR = 1.0  # nats: an ELBO less certain than this, and a hundredth a dimension, is of no use
+_KICK = 0.1  # in sds of q
+_START_SPREAD = 2.0  # in unconstrained units, as NumPyro's init_to_uniform and Stan's random inits
+# Draws of the final check; fewer where dimension and with it the cost of a draw is likely to be large.
+_MOST_CHECK_DRAWS, _LEAST_CHECK_DRAWS, _LARGE = 1024, 256, 64
+# Streams of random numbers.
+_FOR_CLIMBING, _FOR_CERTIFYING, _FOR_CHECKING, _FOR_SECOND_THOUGHTS, _FOR_STARTS, _FOR_KICKS = range(6)
+
+
+class GrowingRun:
+    """Runs `GrowingDraws` until a certificate on fresh draws says that little is left to gain."""
+
+    def __init__(
+        self,
+        method: GrowingDraws,
+        target: AbstractTarget,
+        q: MeanField,
+        key,
+        clock: Clock,
+        display: Progress,
+        num_starts: int = 1,
+    ):
+        self.target, self.key, self.clock, self.display, self.num_starts = target, key, clock, display, num_starts
+        self.first_draws = method.first_draws
+        self.objective = Objective(target, q, key, method.buffer_draws(q.num_factors))
+        self.family = q
+        self.params = np.asarray(q.params, np.float64)
+        self.radius = 1.0
+        self.taken = 0
+        self.gain, self.gain_se = float("inf"), float("inf")
+        self.start_elbos: np.ndarray | None = None
+        self.suspects: tuple[str, ...] = ()
+        self.rows: list[dict] = []
+        self.errors: list[np.ndarray] = []  # copies of the error of the parameters that the finite draws leave
+        self.last_draws = 0
+        self.look: Look  # at the current q, on the noise of the last climb
+        self.check: tuple[np.ndarray, FixedNoise, Look] | None = None
+        self.found_start = self.kicked = False
+
+    @property
+    def q(self) -> MeanField:
+        return self.family.replace(jnp.asarray(self.params.astype(self.objective.dtype)))
+
+    @property
+    def counts(self) -> CallCounts:
+        return self.objective.counts
+
+    # -- the plan -----------------------------------------------------------------------------------------------------
+
+    # Overflow is met where it matters, as values that are not finite.
+    @np.errstate(all="ignore")
+    def until(self, limit: int, tolerance: float) -> Outcome:
+        try:
+            self.objective.compile(self.params)
+            self.clock.compiled()
+            return self._rounds(limit, tolerance)
+        except KeyboardInterrupt:
+            return Outcome.INTERRUPTED
+
+    def _rounds(self, limit: int, tolerance: float) -> Outcome:
+        objective, capacity = self.objective, self.objective.capacity
+        num_draws, index = min(self.first_draws, capacity), 0
+        if self.num_starts > 1:
+            self._best_start(num_draws, tolerance, limit)
+        while True:
+            noise = objective.noise((_FOR_CLIMBING, index), num_draws)
+            rough = objective.expandable and objective.expansion is None
+            end, gained = self._climb(noise, max(_ROUGH, tolerance) if rough else _CLIMB_SHARE * tolerance, limit)
+            self.gain = self.gain_se = float("inf")  # what was known is of another q
+            if end is End.BAD_START:
+                if self._ran_away():
+                    return Outcome.NOT_A_MAXIMUM
+                if self.found_start:
+                    return Outcome.NON_FINITE
+                self._search_start()
+                continue
+            if objective.expandable and (rough or gained > _MOVED):
+                objective.expand(self.params)
+            if rough:
+                continue  # on the same draws, corrected
+            bias = self._bias(noise)
+            last = num_draws >= capacity or self.taken >= limit
+            if bias.definite and (bias.nats <= _BIAS_SHARE * tolerance or last):
+                gain = self._certify(index, num_draws)
+                if self.gain + 2 * self.gain_se <= tolerance and (self._value_is_known() or last):
+                    outcome = self._second_thoughts(gain)
+                    if outcome is not Outcome.NOT_A_MAXIMUM or self.kicked or self.taken >= limit:
+                        return outcome
+                    self._kick(gain.look)
+                    index += 1
+                    continue
+            if last:
+                return self._unfinished(end, tolerance)
+            num_draws, index = self._more(num_draws, bias.nats, tolerance), index + 1
+
+    def _climb(self, noise: FixedNoise, gain_tolerance: float, limit: int) -> tuple[End | None, float]:
+        """Climb on this noise; how it ended (None: out of steps), and the nats gained."""
+        steps = climb(self.objective, noise, self.params, self.radius, gain_tolerance)
+        step = first = next(steps)
+        self.look, self.last_draws = first.look, noise.num_draws
+        while step.end is None and self.taken < limit:
+            step = next(steps)
+            self.taken += 1
+            self.params, self.look = step.params, step.look
+            self._note(step, noise)
+        # A radius that shrank at the end of a climb says little of the next noise.
+        self.radius = max(step.radius, 0.1) if step is not first else self.radius
+        return step.end, step.look.value - first.look.value
+
+    def _note(self, step: Step, noise: FixedNoise) -> None:
+        half = noise.num_draws // 2
+        error = abs(step.look.log_p[:half].mean() - step.look.log_p[half:].mean()) / 2
+        self.rows.append(
+            {
+                "elbo": step.look.value,
+                "elbo_se": error,
+                "remaining_gain": step.gain,
+                "radius": step.radius,
+                "seconds": time.perf_counter() - self.clock.began - self.clock.compile,
+                "log_density": self.counts.log_density,
+                "num_draws": noise.num_draws,
+                "accepted": step.accepted,
+            }
+        )
+        self.display.note(self.taken, step.look.value, error, step.gain, self.counts, step.radius)
+
+    def _more(self, num_draws: int, bias: float, tolerance: float) -> int:
+        """Draws of the next round: the bias falls at least like 1 / draws, and by much more where moments begin to
+        match.
+        """
+        capacity = self.objective.capacity
+        matched = 4 * self.objective.dimension  # two halves, two signs, as many pairs as dimensions
+        if not self.objective.expandable and num_draws < matched <= capacity:
+            return min(2 ** math.ceil(math.log2(matched)), 16 * num_draws)
+        wanted = np.ceil(np.log2(max(bias / (0.6 * _BIAS_SHARE * tolerance), 1e-9)))
+        return min(num_draws * 2 ** int(np.clip(wanted, 1, 4)), capacity)
+
+    # -- the verdict --------------------------------------------------------------------------------------------------
+
+    def _bias(self, noise: FixedNoise) -> Bias:
+        look = self.look
+        bias = draws_bias(self.objective, self.params, noise, look)
+        self.errors = [bias.error]
+        if not bias.definite:
+            self._suspect(np.abs(bias.error / doubts.spreads(look)))
+        return bias
+
+    def _certify(self, index: int, num_draws: int) -> Gain:
+        gain = remaining_gain(self.objective, self.params, (_FOR_CERTIFYING, index), num_draws)
+        self.gain, self.gain_se = gain.nats, gain.error
+        if gain.copy is not None:
+            self.errors.append(gain.copy)
+        else:
+            self._suspect(np.abs(gain.upwards / doubts.spreads(gain.look)))
+        return gain
+
+    def _value_is_known(self) -> bool:
+        """Whether fresh draws agree on the value: a few may have missed a tail in which ln p falls without bound."""
+        known = self.target.minibatched or (self.final_elbo()[1] < _LARGEST_ERROR + 0.01 * self.objective.dimension)
+        if not known:
+            self.gain = self.gain_se = float("inf")
+        return known
+
+    def _second_thoughts(self, gain: Gain) -> Outcome:
+        """CONVERGED, unless derivatives contradict values or each other, or an unseen direction is flat or leads
+        upwards.
+        """
+        doubt = self._smoothness(doubts.LARGEST_DISCREPANCY)
+        if doubt is not None:
+            if doubt is Outcome.NON_FINITE:
+                self.gain = self.gain_se = float("inf")
+            return doubt
+        found = doubts.unseen_direction(self.objective, self.params, gain, _FOR_SECOND_THOUGHTS)
+        if found is None:
+            return Outcome.CONVERGED
+        self.gain = self.gain_se = float("inf")
+        self._suspect(found.weights)
+        return self._smoothness(doubts.SUSPECT_DISCREPANCY) or found.outcome
+
+    def _smoothness(self, largest: float) -> Outcome | None:
+        noise, look = self._check_look()
+        found = doubts.smoothness(self.objective, self.params, _FOR_SECOND_THOUGHTS, noise, look, largest)
+        if found is None:
+            return None
+        self._suspect(found.weights)
+        return found.outcome
+
+    def _check_look(self) -> tuple[FixedNoise, Look]:
+        """Fresh plain draws at the current q: for second thoughts, and for the final ELBO.
+
+        Matched noise is fine for a gradient, but would bias the value itself by its fourth moments.
+        """
+        if self.check is None or self.check[0] is not self.params:
+            num_draws = _MOST_CHECK_DRAWS
+            if self.objective.dimension > _LARGE:
+                num_draws = int(np.clip(4 * self.last_draws, _LEAST_CHECK_DRAWS, _MOST_CHECK_DRAWS))
+            num_draws = min(num_draws, self.objective.capacity)
+            parts = max(num_draws // (4 * CHUNK), 2)
+            noise = self.objective.noise((_FOR_CHECKING, self.taken), num_draws, parts, match=False)
+            self.check = (self.params, noise, self.objective(self.params, noise))
+        return self.check[1:]
+
+    def _unfinished(self, end: End | None, tolerance: float) -> Outcome:
+        if end is None and (np.isfinite(self.gain) or self.taken < _ENDLESS):
+            return Outcome.MAX_STEPS
+        if not np.isfinite(self.gain):
+            return self._smoothness(doubts.SUSPECT_DISCREPANCY) or Outcome.NOT_A_MAXIMUM
+        if end in (End.PRECISION, End.STUCK):
+            return Outcome.PRECISION
+        return Outcome.NOISE_LIMIT if self.gain <= max(tolerance, 3 * self.gain_se) else Outcome.MAX_STEPS
+
+    def _suspect(self, weights: np.ndarray | None) -> None:
+        self.suspects = name_suspects(self.family, weights)
+
+    @np.errstate(all="ignore")
+    def final_elbo(self) -> tuple[float, float]:
+        """ELBO and its standard error on fresh draws and the full data."""
+        if self.target.minibatched:
+            self.objective.counts = self.counts.plus(log_density=FINAL_DRAWS)
+            return mean_and_error(log_ratios(self.target, self.q, self.key, FINAL_DRAWS))
+        noise, look = self._check_look()
+        parts = noise.values.reshape(noise.num_parts, -1, self.objective.dimension)
+        values = look.log_p.reshape(noise.num_parts, -1).mean(1)
+        if self.objective.expansion is not None:
+            values = values - self.objective.expansion.part_excess(parts, np.exp(self.params[1::2]))[0]
+        mean, error = mean_and_error(values)
+        return mean + look.entropy, error
+
+    def _ran_away(self) -> bool:
+        """Whether the climb has no end in sight, or took q beyond all scales: a flat or unbounded density."""
+        if self.taken >= _ENDLESS or not self.objective.normal:
+            return self.taken >= _ENDLESS
+        # What is exponentiated: ln sigma, and draws of the latents that a bijection takes to their supports.
+        mean, log_sigma = self.params.reshape(-1, 2).T
+        farthest = np.abs(mean) + 3 * np.exp(log_sigma)
+        pushed = [slot for slot in self.family.layout.slots if slot.pushed]  # there is one group of factors
+        exponents = [log_sigma.max(), *(farthest[slot.start : slot.start + slot.count].max() for slot in pushed)]
+        return max(exponents) > _FARTHEST * np.log(np.finfo(self.objective.dtype).max)
+
+    # -- starts -------------------------------------------------------------------------------------------------------
+
+    def _search_start(self) -> None:
+        q, calls = find_start(self.target, self.q, self.key)
+        self.params = np.asarray(q.params, np.float64)
+        self.objective.counts = self.counts.plus(log_density=calls)
+        self.found_start = True
+
+    def _best_start(self, num_draws: int, tolerance: float, limit: int) -> None:
+        """Climb from several starts on the first round's draws, and go on from the best."""
+        given, best, elbos = self.params, None, []
+        noise = self.objective.noise((_FOR_CLIMBING, 0), num_draws)
+        for start in range(self.num_starts):
+            rng = self.objective.generator(_FOR_STARTS, start)
+            shift = np.zeros(given.shape) if start == 0 else _START_SPREAD * rng.standard_normal(given.shape)
+            # The spread of q stays: only means move, the even entries of each factor's pair.
+            shift[1::2] = 0.0
+            self.params, self.radius, self.taken = given + shift, 1.0, 0
+            end, _ = self._climb(noise, _CLIMB_SHARE * tolerance, limit)
+            elbos.append(-np.inf if end is End.BAD_START else self.look.value)
+            if end is not End.BAD_START and (best is None or elbos[-1] > best[0]):
+                best = (elbos[-1], self.params, self.radius)
+        self.start_elbos, self.taken = np.asarray(elbos), 0
+        _, self.params, self.radius = best or (None, given, 1.0)
+
+    def _kick(self, look: Look) -> None:
+        """A small random step off a saddle."""
+        rng = self.objective.generator(_FOR_KICKS)
+        self.params = self.params + _KICK * doubts.spreads(look) * rng.standard_normal(self.params.shape)
+        self.radius, self.kicked = 1.0, True
+
+    # -- what is left behind ------------------------------------------------------------------------------------------
+
+    def error_copies(self) -> np.ndarray | None:
+        """Copies of the error that the finite draws leave in the parameters, None before the first round is over."""
+        return np.stack(self.errors).astype(self.objective.dtype) if self.errors else None
+
+    def history(self) -> History:
+        def column(name, default=np.nan, dtype=float):
+            return np.asarray([row.get(name, default) for row in self.rows], dtype)
+
+        return History(
+            elbo=column("elbo"),
+            elbo_se=column("elbo_se"),
+            remaining_gain=column("remaining_gain"),
+            remaining_gain_se=column("remaining_gain_se", 0.0),
+            log_density=column("log_density", dtype=np.int64),
+            seconds=column("seconds"),
+            num_draws=column("num_draws", dtype=np.int64),
+            radius=column("radius"),
+            accepted=column("accepted", dtype=bool),
+            curvature_weight=column("curvature_weight", 1.0),
+        )

@@ -1,0 +1,110 @@
+"""The one compiled program of growing draws: a sweep over fixed noise, with value, gradient and Hessian product.
+
+Everything that a fit asks for is such a sweep: a candidate of the trust region, a product for conjugate gradients, the
+Hessian at the mean, the checks at the end. So the user's log density is differentiated in one place of one program,
+which serves every number of draws. What is done with the numbers is a few operations on vectors, in numpy on the host:
+as part of the program it would take longer to compile than the model itself (docs/design.md).
+"""
+
+import functools
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from curvi.family import MeanField
+from curvi.target import AbstractTarget
+
+CHUNK = 32  # draws of one vectorised pass
+
+
+class Buffer(eqx.Module):
+    """Noise in a buffer of fixed size, of which the first `num_chunks` chunks are in use."""
+
+    noise: Float[Array, "M chunk n"]
+    part: Int[Array, " M"]  # to which of the independent parts of the noise a chunk belongs
+    num_chunks: Int[Array, ""]
+    batch_keys: Array  # a random key per chunk, for the minibatch that it sees
+
+
+class Point(eqx.Module):
+    """Where to evaluate, and along what."""
+
+    params: Float[Array, " P"]
+    direction: Float[Array, " P"]
+    # 1; or 0, which puts every draw at the centre of q and makes its noise the direction of its Hessian product.
+    spread: Float[Array, ""]
+
+
+class Sums(eqx.Module):
+    """What a sweep finds. Sums over chunks are of the means over their draws."""
+
+    values: Float[Array, "M chunk"]  # ln p of each draw
+    part_grads: Float[Array, "G P"]  # gradient of ln p, summed over the chunks of each part
+    product: Float[Array, " P"]  # derivative of that gradient along the direction, summed over chunks
+    draw_products: Float[Array, "C chunk n"]  # Hessian of ln p times each draw's own direction, of the first C chunks
+    entropy: tuple[Array, Array, Array]  # of q: value, gradient, derivative of that along the direction
+    fisher: tuple[Float[Array, "n k k"], ...]
+
+
+def sweep(target: AbstractTarget, q: MeanField, buffer: Buffer, point: Point, num_parts: int, num_kept: int) -> Sums:
+    """One pass over the draws; `num_kept` chunks keep their draws' own Hessian products."""
+    params, direction, dtype = point.params, point.direction, point.params.dtype
+    size, _, dimension = buffer.noise.shape
+
+    def draw(log_p, e):
+        """Of one draw: ln p, its gradient in Gamma, the derivative of that along the direction, and H dx."""
+
+        def path(p):
+            return q.replace(p).from_normal(point.spread * e)
+
+        x, dx = jax.jvp(path, (params,), (direction,))
+        if num_kept:
+            dx = (dx[0] + (1 - point.spread) * e,)
+        (value, slope), (_, bent) = jax.jvp(jax.value_and_grad(log_p), (x,), (dx,))
+        grad, moved = jax.jvp(lambda p, slope: jax.vjp(path, p)[1](slope)[0], (params, slope), (direction, bent))
+        return value, grad, moved, bent[0] if num_kept else ()
+
+    def add(index, sums):
+        values, part_grads, product, kept = sums
+        density = target.batch(buffer.batch_keys[index])
+
+        def log_p(x):
+            theta, log_det = q.to_model(x)
+            return density(theta) + log_det
+
+        value, grad, moved, bent = jax.vmap(lambda e: draw(log_p, e))(buffer.noise[index])
+        return (
+            values.at[index].set(value),
+            part_grads.at[buffer.part[index]].add(grad.mean(0)),
+            product + moved.mean(0),
+            kept.at[index].set(bent, mode="drop") if num_kept else kept,
+        )
+
+    zero = (
+        jnp.zeros((size, CHUNK), dtype),
+        jnp.zeros((num_parts, params.size), dtype),
+        jnp.zeros_like(params),
+        jnp.zeros((num_kept, CHUNK, dimension), dtype),
+    )
+    values, part_grads, product, kept = jax.lax.fori_loop(0, buffer.num_chunks, add, zero)
+    (entropy, slope), (_, bend) = jax.jvp(jax.value_and_grad(lambda p: q.replace(p).entropy()), (params,), (direction,))
+    return Sums(values, part_grads, product, kept, (entropy, slope, bend), q.replace(params).fisher().blocks)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def run_sweep(structure, num_parts: int, num_kept: int, arrays, buffer: Buffer, point: Point) -> Sums:
+    """`sweep` on a target and a q that come as their arrays and the `structure` around them.
+
+    Equinox's filtered jit would do the same at ten times the overhead a call, which counts where a call is short.
+    """
+    target, q = eqx.combine(arrays, jax.tree.unflatten(structure[1], structure[0]))
+    return sweep(target, q, buffer, point, num_parts, num_kept)
+
+
+def split_structure(target: AbstractTarget, q: MeanField):
+    """What `run_sweep` wants of a target and a q: a hashable structure, and arrays."""
+    arrays, rest = eqx.partition((target, q), eqx.is_array)
+    leaves, tree = jax.tree.flatten(rest)
+    return (tuple(leaves), tree), arrays

@@ -1,0 +1,163 @@
+"""Newton's method on fixed noise: truncated conjugate gradients inside a ball of given radius in nats."""
+
+import dataclasses
+import enum
+from collections.abc import Iterator
+
+import numpy as np
+
+from curvi.growing.expansion import Expansion
+from curvi.growing.objective import FixedNoise, Look, Objective
+
+_RESIDUAL, _SOLVE_RESIDUAL = 0.2, 1e-3
+MAX_PRODUCTS = 200
+
+
+class End(enum.Enum):
+    """How a climb ended."""
+
+    DONE = "a step promised less than was asked for"
+    STUCK = "no step was short enough to be predicted"
+    BAD_START = "not finite at the start"
+    PRECISION = "steps promise less than the value is rounded to"
+
+
+class Metric:
+    """L L', the Fisher information of q; -H0 in its place for the means of normal factors."""
+
+    def __init__(self, look: Look, expansion: Expansion | None):
+        self.inverse = [_inverse_root(block) for block in look.fisher]
+        self.expansion = expansion if expansion is not None and expansion.lower is not None else None
+
+    def whiten(self, v: np.ndarray) -> np.ndarray:
+        """L^-1 v: takes a gradient to whitened coordinates."""
+        parts = [np.einsum("nij,nj->ni", inverse, p) for inverse, p in self._groups(v)]
+        return self._means(_join(parts), v, "whiten")
+
+    def unwhiten(self, v: np.ndarray) -> np.ndarray:
+        """L^-T v: takes a step back from whitened coordinates."""
+        parts = [np.einsum("nji,nj->ni", inverse, p) for inverse, p in self._groups(v)]
+        return self._means(_join(parts), v, "unwhiten")
+
+    def _groups(self, v):
+        start = 0
+        for inverse in self.inverse:
+            n, k, _ = inverse.shape
+            yield inverse, v[start : start + n * k].reshape(n, k)
+            start += n * k
+
+    def _means(self, out, v, name):
+        if self.expansion is not None:
+            out[0::2] = getattr(self.expansion, name)(v[0::2])
+        return out
+
+
+def _inverse_root(block: np.ndarray) -> np.ndarray:
+    """L^-1; not a number where there is none, which no step survives."""
+    try:
+        return np.linalg.inv(np.linalg.cholesky(block))
+    except np.linalg.LinAlgError:
+        return np.full_like(block, np.nan)
+
+
+def _join(parts) -> np.ndarray:
+    return np.concatenate([part.ravel() for part in parts])
+
+
+@dataclasses.dataclass(frozen=True)
+class Solution:
+    """Where conjugate gradients ended."""
+
+    x: np.ndarray  # in the coordinates of the parameters; a direction that curves upwards where not definite
+    promised: float  # nats that the quadratic model says x gains
+    decrement: float  # rhs' x / 2
+    length: float  # nats
+    on_edge: bool
+    definite: bool
+
+
+def solve(
+    objective: Objective,
+    params: np.ndarray,
+    noise: FixedNoise,
+    look: Look,
+    rhs: np.ndarray,
+    radius: float = np.inf,
+    residual: float = _SOLVE_RESIDUAL,
+    max_products: int = MAX_PRODUCTS,
+) -> Solution:
+    """-H x = rhs at `params`, by truncated conjugate gradients (Steihaug 1983) in the metric of `look`."""
+    metric = Metric(look, objective.expansion)
+    b = metric.whiten(rhs)
+    x, r, d = np.zeros_like(b), b, b
+    rr = bb = float(b @ b)
+    on_edge, definite = False, True
+    # Inexact Newton (Eisenstat and Walker 1996): digits as the gradient vanishes, so that the end is superlinear.
+    residual = min(residual, max(bb**0.25, _SOLVE_RESIDUAL))
+    for _ in range(max_products if bb > 0 else 0):
+        ad = -metric.whiten(objective(params, noise, metric.unwhiten(d)).product)
+        bend, dd, xd, xx = d @ ad, d @ d, x @ d, x @ x
+        definite = bool(bend > 0)
+        if not definite and radius == np.inf:
+            # Left at zero, x would read like nothing to gain.
+            x = d if np.isfinite(bend) else np.full_like(x, np.nan)
+            break
+        alpha = rr / bend if definite else np.inf
+        on_edge = not definite or xx + alpha * (2 * xd + alpha * dd) >= 2 * radius
+        if on_edge:  # |x + alpha d|^2 = 2 radius
+            alpha = (np.sqrt(max(xd * xd + dd * (2 * radius - xx), 0.0)) - xd) / dd
+        x, r = x + alpha * d, r - alpha * ad
+        previous, rr = rr, float(r @ r)
+        if on_edge or not rr > residual**2 * bb:
+            break
+        d = r + rr / previous * d
+    promised, decrement, length = (b @ x + r @ x) / 2, b @ x / 2, x @ x / 2
+    return Solution(metric.unwhiten(x), float(promised), float(decrement), float(length), on_edge, bool(definite))
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """The state after a step; the first of a climb is its start."""
+
+    params: np.ndarray
+    look: Look
+    radius: float
+    gain: float  # that was promised before the step, infinite where curvature was negative
+    accepted: bool
+    end: End | None = None
+
+
+def climb(
+    objective: Objective, noise: FixedNoise, params: np.ndarray, radius: float, gain_tolerance: float
+) -> Iterator[Step]:
+    """Steps up the ELBO on fixed noise until one promises less than `gain_tolerance` nats; the ratio test is on
+    common draws.
+    """
+    resolution = np.finfo(objective.dtype).eps
+    look = objective(params, noise)
+    yield Step(params, look, radius, np.inf, True, None if look.finite else End.BAD_START)
+    while True:
+        step = solve(objective, params, noise, look, look.grad, radius, _RESIDUAL)
+        candidate = params + step.x
+        trial = objective(candidate, noise)
+        # Below the rounding of the value a ratio means nothing: such a step counts as predicted.
+        rounding = 20 * resolution * (abs(trial.value) + 1)
+        lost = step.promised <= rounding
+        actual = trial.value - look.value
+        ratio = 1.0 if lost and abs(actual) <= 2 * rounding else np.float64(actual) / step.promised
+        if not trial.finite or np.isnan(ratio):
+            ratio = -1.0
+        if ratio < 0.25:
+            radius = 0.2 * min(step.length, radius)
+        elif ratio > 0.75 and step.on_edge:
+            radius *= 6.0 if ratio > 0.9 else 2.5
+        accepted = ratio > 0.05
+        if accepted:
+            params, look = candidate, trial
+        end = None
+        if accepted and not step.on_edge and step.promised <= gain_tolerance:
+            end = End.PRECISION if lost and step.promised > gain_tolerance / 10 else End.DONE
+        elif not radius >= resolution:
+            end = End.STUCK
+        gain = step.promised if step.definite else np.inf
+        yield Step(params, look, radius, gain, accepted, end)

@@ -12,16 +12,17 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from curvi.descent.newton import newton_step
-from curvi.estimate.draws import Antithetic, Independent
 from curvi.estimate.local import Counts
 from curvi.estimate.pathwise import Pathwise
 from curvi.estimate.score import AnchoredScore
+from curvi.estimate.stein import Stein
 from curvi.family import MeanField
 from curvi.methods.base import as_counts
 from curvi.solve import CG, SolveOutcome
 from curvi.target import AbstractTarget
 
 _PATHWISE_DRAWS = 256
+_STEIN_DRAWS = 1024
 _SCORE_DRAWS = 4096
 _PROBE = CG(tolerance=1e-2, max_steps=50)
 
@@ -36,14 +37,17 @@ class Certificate(eqx.Module):
 
 @eqx.filter_jit
 def certify(target: AbstractTarget, q: MeanField, key) -> Certificate:
-    """The certificate of q: pathwise curvature where the target has two derivatives, shrunk score curvature
-    elsewhere.
+    """The certificate of q: pathwise curvature where the target has two derivatives, Stein's where it has one, score
+    curvature elsewhere; the last two shrunk by their noise.
     """
     key_estimate, key_solve, key_probe = jax.random.split(key, 3)
     pathwise = target.order >= 2 and q.reparameterised
-    estimator = (
-        Pathwise(_PATHWISE_DRAWS, Antithetic()) if pathwise else AnchoredScore(_SCORE_DRAWS, draws=Independent())
-    )
+    if pathwise:
+        estimator = Pathwise(_PATHWISE_DRAWS)
+    elif target.order == 1 and q.reparameterised:
+        estimator = Stein(_STEIN_DRAWS)
+    else:
+        estimator = AnchoredScore(_SCORE_DRAWS)
     local = estimator(target, q, key_estimate)
     solver = CG(tolerance=1e-3, max_steps=200)
     step = newton_step(local, local.curvature, solver, jnp.inf, 1.0, 0.0, not pathwise, key_solve)

@@ -36,7 +36,7 @@ def fit(
     family
         Where to start and with which factors; `MeanField(target)` by default.
     method
-        One of `curvi.methods`; by default Newton on growing draws for order-2 targets, Scheme I elsewhere.
+        One of `curvi.methods`; by default Newton on growing draws for differentiable targets, Scheme I elsewhere.
     num_steps
         Most steps; the method's own default if None.
     tolerance
@@ -92,7 +92,7 @@ def fit(
 
 
 def _default_method(target: AbstractTarget, q: MeanField) -> AnyMethod:
-    return GrowingDraws() if target.order >= 2 and q.reparameterised else SchemeI()
+    return GrowingDraws() if target.order >= 1 and q.reparameterised else SchemeI()
 
 
 def _check_input(target, key, family, method, num_steps, tolerance) -> None:

@@ -24,8 +24,10 @@ from curvi.estimate import (
     Pathwise,
     ScalarControl,
     Sobol,
+    Stein,
 )
 from curvi.estimate.draws import SOBOL_DIMENSIONS
+from curvi.solve import CG, Dense, LiSSA, ShermanMorrison, Woodbury
 
 NUM_REPLICATES = 4000
 
@@ -44,8 +46,11 @@ ESTIMATORS = {
     "pathwise": Pathwise(4, Independent()),
     "pathwise, antithetic": Pathwise(4),
     "pathwise, sobol": Pathwise(8, DRAWS["sobol"]),
+    "stein": Stein(4, Independent()),
+    "stein, antithetic": Stein(8),
+    "stein, sobol": Stein(8, DRAWS["sobol"]),
 }
-PATHWISE = [name for name in ESTIMATORS if name.startswith("pathwise")]
+PATHWISE = [name for name in ESTIMATORS if name.startswith(("pathwise", "stein"))]
 SCORE = [name for name in ESTIMATORS if name not in PATHWISE]
 BRIEF = ["paper", *[f"anchored, {name}" for name in DRAWS]]
 
@@ -62,11 +67,13 @@ CASES = [
     *[("precision and location", name) for name in [*BRIEF, *PATHWISE]],
     ("gaussian", "anchored, independent"),
     ("gaussian", "pathwise, antithetic"),
+    ("gaussian", "stein, antithetic"),
     ("categories", "anchored, independent"),
     ("categories", "anchored, sobol"),
     ("gamma and beta", "anchored, independent"),
     ("gamma and beta", "anchored, antithetic"),
-    *[("regression in batches", name) for name in [*BRIEF[:3], "anchored, scalar control", "pathwise, antithetic"]],
+    *[("regression in batches", name) for name in [*BRIEF[:3], "anchored, scalar control"]],
+    *[("regression in batches", name) for name in ("pathwise, antithetic", "stein, antithetic")],
 ]
 
 
@@ -180,6 +187,19 @@ class MissingAnchor(eqx.Module):
         return dataclasses.replace(local, curvature=local.curvature.add_blocks(local.fisher))
 
 
+class MissingTurning(eqx.Module):
+    """Stein's Hessian without the change of J at fixed x."""
+
+    base: Stein
+
+    def __call__(self, target, q, key):
+        local = self.base(target, q, key)
+        blocks = local.fisher.scale(-1.0)
+        return dataclasses.replace(
+            local, curvature=BlockLowRank(blocks, local.curvature.vectors, local.curvature.weights)
+        )
+
+
 class NaiveAntithetic(Antithetic):
     """Pairs passed off as independent draws: the baseline of a draw contains its mirror image."""
 
@@ -205,6 +225,7 @@ BIASED = {
     "missing 1/S": (MissingCount(PaperScore(4)), exact.bits),
     "missing entropy Hessian": (MissingEntropyHessian(PaperScore(8)), exact.bits),
     "missing Fisher anchor": (MissingAnchor(AnchoredScore(8)), exact.bits),
+    "missing change of J": (MissingTurning(Stein(8)), exact.gaussian),
     "leave-one-out over antithetic pairs": (AnchoredScore(4, draws=NaiveAntithetic()), exact.bits),
     "leave-one-out over a Sobol net": (AnchoredScore(8, draws=NaiveSobol(num_scrambles=2)), exact.bits),
     "control variate on its own draws": (PaperScore(4, control=SameDrawControl()), exact.bits),
@@ -260,11 +281,15 @@ def _posterior_normals():
     return target, q.replace(jnp.tile(jnp.array([1.0, np.log(2.0)]), 3))
 
 
-@pytest.mark.parametrize("make", [_posterior_bits, _posterior_normals], ids=["bits", "normals"])
+@pytest.mark.parametrize(
+    ("make", "estimator"),
+    [(_posterior_bits, AnchoredScore), (_posterior_normals, AnchoredScore), (_posterior_normals, Stein)],
+    ids=["bits", "normals", "normals, stein"],
+)
 @pytest.mark.parametrize("draws", DRAWS)
-def test_anchored_noise_vanishes_at_the_posterior(make, draws):
+def test_anchored_noise_vanishes_at_the_posterior(make, estimator, draws):
     target, q = make()
-    local = eqx.filter_jit(AnchoredScore(8, draws=DRAWS[draws]))(target, q, jax.random.key(0))
+    local = eqx.filter_jit(estimator(8, draws=DRAWS[draws]))(target, q, jax.random.key(0))
     np.testing.assert_allclose(local.grad, 0, atol=1e-13)
     np.testing.assert_allclose(local.curvature.dense(), -local.fisher.dense(), atol=1e-13)
     np.testing.assert_allclose(local.value_se, 0, atol=1e-13)
@@ -307,7 +332,9 @@ def _shapes(jaxpr):
 
 
 @pytest.mark.parametrize(
-    "estimator", [PaperScore(8), AnchoredScore(8), Pathwise(8)], ids=["paper", "anchored", "pathwise"]
+    "estimator",
+    [PaperScore(8), AnchoredScore(8), Pathwise(8), Stein(8)],
+    ids=["paper", "anchored", "pathwise", "stein"],
 )
 def test_products_form_no_square_array(estimator):
     target = Target(lambda theta: -jnp.sum(theta["x"] ** 4), {"x": np.zeros(250)})
@@ -338,6 +365,7 @@ def test_calls_are_counted():
     assert counts(PaperScore(4, 6)) == (10, 0, 0, 0)
     assert counts(AnchoredScore(8)) == (8, 0, 0, 0)
     assert counts(Pathwise(4)) == (4, 4, 0, 4)
+    assert counts(Stein(4)) == (4, 4, 0, 0)
 
 
 # -- draws ------------------------------------------------------------------------------------------------------------
@@ -413,11 +441,37 @@ def test_curvature_is_block_diagonal_plus_low_rank():
     assert local.curvature.vectors.shape == (8, 7) and np.any(np.asarray(local.curvature.weights) < 0)
 
 
-def test_halves_of_the_curvature_are_unbiased():
-    problem = exact.bits()
+@pytest.mark.parametrize(
+    ("estimator", "problem"), [(AnchoredScore(8), exact.bits), (Stein(8), exact.gaussian)], ids=["anchored", "stein"]
+)
+def test_halves_of_the_curvature_are_unbiased(estimator, problem):
+    problem = problem()
 
     def halves(key):
-        return [half.dense() for half in AnchoredScore(8)(problem.target, problem.q, key).curvature_halves]
+        return [half.dense() for half in estimator(problem.target, problem.q, key).curvature_halves]
 
     for half in jax.jit(jax.vmap(halves))(jax.random.split(jax.random.key(0), NUM_REPLICATES)):
         assert_zero_mean(np.asarray(half) - problem.hessian)
+
+
+# -- solvers on each kind of curvature --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "solver", [Dense(), CG(tolerance=1e-10), LiSSA(depth=4000, tolerance=1e-8), ShermanMorrison(), Woodbury()]
+)
+def test_solvers_take_the_curvature_of_gradients(solver):
+    """Of rank 2 S, signed; the matrix-free one of second derivatives has no vectors for the last two."""
+    problem = exact.gaussian()
+    key = jax.random.key(1)
+    for estimator in (Stein(64), Pathwise(64)):
+        local = estimator(problem.target, problem.q, key)
+        system = local.curvature.whiten(local.fisher.factorise()).scale(-1.0)
+        system = system.add_blocks(local.fisher.identity_like().scale(2.0))
+        if isinstance(estimator, Pathwise) and isinstance(solver, (ShermanMorrison, Woodbury)):
+            with pytest.raises(TypeError, match="needs a BlockLowRank operator, got MatrixFree; use CG"):
+                solver(system, local.grad, key=key)
+            continue
+        expected = np.linalg.solve(np.asarray(system.dense()), local.grad)
+        found = solver(system, local.grad, key=key)
+        np.testing.assert_allclose(found.x, expected, rtol=1e-3, atol=1e-4 * np.abs(expected).max())

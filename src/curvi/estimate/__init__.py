@@ -11,3 +11,4 @@ from curvi.estimate.local import LocalModel as LocalModel
 from curvi.estimate.pathwise import Pathwise as Pathwise
 from curvi.estimate.score import AnchoredScore as AnchoredScore
 from curvi.estimate.score import PaperScore as PaperScore
+from curvi.estimate.stein import Stein as Stein

@@ -114,7 +114,8 @@ class MeanField(eqx.Module):
     def _groups(self):
         return zip(self.layout.factors, self.layout.counts, strict=True)
 
-    def _split(self) -> list[Float[Array, "n k"]]:
+    def group_params(self) -> list[Float[Array, "n k"]]:
+        """The parameters of each group of equal factors."""
         shapes = [jax.ShapeDtypeStruct((n, f.num_params, f.num_params), self.params.dtype) for f, n in self._groups()]
         return split(self.params, tuple(shapes))  # type: ignore[arg-type]
 
@@ -123,12 +124,12 @@ class MeanField(eqx.Module):
     def sample(self, key) -> Draw:
         """One independent draw in working coordinates."""
         keys = jax.random.split(key, len(self.layout.factors))
-        return tuple(f.sample(k, p) for f, p, k in zip(self.layout.factors, self._split(), keys))
+        return tuple(f.sample(k, p) for f, p, k in zip(self.layout.factors, self.group_params(), keys))
 
     def from_uniform(self, u: Float[Array, " U"]) -> Draw:
         """The draw that these uniform numbers give, monotone in each of them."""
         out, start = [], 0
-        for (factor, n), params in zip(self._groups(), self._split()):
+        for (factor, n), params in zip(self._groups(), self.group_params()):
             size = n * factor.num_uniforms
             out.append(factor.from_uniform(params, u[start : start + size].reshape(n, factor.num_uniforms)))
             start += size
@@ -137,7 +138,7 @@ class MeanField(eqx.Module):
     def from_normal(self, noise: Float[Array, " n"]) -> Draw:
         """The draw that this standard normal noise gives, twice differentiable in the parameters."""
         out, start = [], 0
-        for (factor, n), params in zip(self._groups(), self._split()):
+        for (factor, n), params in zip(self._groups(), self.group_params()):
             out.append(factor.from_normal(params, noise[start : start + n]))
             start += n
         return tuple(out)
@@ -163,25 +164,25 @@ class MeanField(eqx.Module):
 
     def log_prob(self, x: Draw) -> Float[Array, ""]:
         """ln q in working coordinates."""
-        terms = [f.log_prob(p, v).sum() for f, p, v in zip(self.layout.factors, self._split(), x)]
+        terms = [f.log_prob(p, v).sum() for f, p, v in zip(self.layout.factors, self.group_params(), x)]
         return sum(terms, jnp.zeros((), self.params.dtype))
 
     def score(self, x: Draw) -> Float[Array, " P"]:
         """s = grad_Gamma ln q(x)."""
-        return join([f.score(p, v) for f, p, v in zip(self.layout.factors, self._split(), x)])
+        return join([f.score(p, v) for f, p, v in zip(self.layout.factors, self.group_params(), x)])
 
     def hessian(self, x: Draw) -> BlockDiagonal:
         """D = hess_Gamma ln q(x), block diagonal (paper, equation 11)."""
-        return BlockDiagonal(tuple(f.hessian(p, v) for f, p, v in zip(self.layout.factors, self._split(), x)))
+        return BlockDiagonal(tuple(f.hessian(p, v) for f, p, v in zip(self.layout.factors, self.group_params(), x)))
 
     def entropy(self) -> Float[Array, ""]:
         """H(q) in working coordinates."""
-        terms = [f.entropy(p).sum() for f, p in zip(self.layout.factors, self._split())]
+        terms = [f.entropy(p).sum() for f, p in zip(self.layout.factors, self.group_params())]
         return sum(terms, jnp.zeros((), self.params.dtype))
 
     def entropy_gradient(self) -> Float[Array, " P"]:
         return join(
-            [jax.grad(lambda p, f=f: f.entropy(p).sum())(p) for f, p in zip(self.layout.factors, self._split())]
+            [jax.grad(lambda p, f=f: f.entropy(p).sum())(p) for f, p in zip(self.layout.factors, self.group_params())]
         )
 
     def entropy_hessian(self) -> BlockDiagonal:
@@ -190,11 +191,11 @@ class MeanField(eqx.Module):
         def block(factor):
             return jax.vmap(jax.hessian(lambda p: factor.entropy(p[None])[0]))
 
-        return BlockDiagonal(tuple(block(f)(p) for f, p in zip(self.layout.factors, self._split())))
+        return BlockDiagonal(tuple(block(f)(p) for f, p in zip(self.layout.factors, self.group_params())))
 
     def fisher(self) -> BlockDiagonal:
         """F = E[s s'], block diagonal and positive definite."""
-        return BlockDiagonal(tuple(f.fisher(p) for f, p in zip(self.layout.factors, self._split())))
+        return BlockDiagonal(tuple(f.fisher(p) for f, p in zip(self.layout.factors, self.group_params())))
 
     # -- names --------------------------------------------------------------------------------------------------------
 

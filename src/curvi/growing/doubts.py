@@ -71,11 +71,11 @@ def unseen_direction(objective: Objective, params: np.ndarray, gain: Gain, strea
     The gradient of mirrored draws has no part along a symmetry, so that a saddle, or a direction that nothing
     determines, may not have shown: conjugate gradients from a random vector see every direction.
     """
-    rhs = random_vector(objective, stream) / spreads(gain.look)
+    rhs = random_vector(objective, stream) / gain.look.spreads
     probe = solve(objective, params, gain.noise, gain.look, rhs, max_products=_PROBE_PRODUCTS)
     flat = probe.decrement / rhs.size > 0.01 / np.finfo(objective.dtype).eps
     if flat or not (probe.definite and np.isfinite(probe.decrement)):
-        return Doubt(Outcome.NOT_A_MAXIMUM, np.abs(probe.x / spreads(gain.look)))
+        return Doubt(Outcome.NOT_A_MAXIMUM, np.abs(probe.x / gain.look.spreads))
     return None
 
 
@@ -84,18 +84,13 @@ def random_vector(objective: Objective, stream: int) -> np.ndarray:
     return objective.generator(stream, 3).standard_normal(objective.num_params)
 
 
-def spreads(look: Look) -> np.ndarray:
-    """Steps of one sd of q in each parameter: the inverse root of the Fisher information's diagonal."""
-    diagonals = [np.diagonal(block, axis1=-2, axis2=-1).ravel() for block in look.fisher]
-    return np.concatenate(diagonals) ** -0.5
-
-
 def _secant(objective: Objective, params: np.ndarray, stream: int) -> tuple[np.ndarray, np.ndarray]:
     """Change of the gradient over steps of `_SECANT` sds: how far from the Hessian product, and how large."""
     noise = objective.noise((stream, 1), min(objective.capacity, _SECANT_DRAWS), match=False)
-    scale = spreads(objective(params, noise))
+    look = objective(params, noise)
+    scale = look.spreads
     along = np.sign(random_vector(objective, stream)) * scale  # every parameter by as much
-    product = objective(params, noise, along).product
+    product = objective.product(params, noise, look, along)
     ahead, behind = (objective(params + side * _SECANT * along, noise).grad for side in (1, -1))
     secant = (ahead - behind) / (2 * _SECANT)
     return (secant - product) * scale, secant * scale

@@ -14,6 +14,9 @@ from curvi.results import CallCounts
 from curvi.target import AbstractTarget
 
 MOST_PARTS = 8
+# For targets of order 1: half the length of the steps over which gradients are compared, in sds of q. The error of
+# central differences is its square; a kink needs some width to show.
+_DIFFERENCE = 0.02
 _LARGEST_HESSIAN = 2048
 
 
@@ -30,18 +33,27 @@ class FixedNoise:
     def num_draws(self) -> int:
         return len(self.values)
 
+    @property
+    def num_chunks(self) -> int:
+        return -(-len(self.values) // CHUNK)
+
 
 @dataclasses.dataclass(frozen=True)
 class Look:
-    """The ELBO on fixed noise at one point: value, gradient, and the Hessian product along a direction."""
+    """The ELBO on fixed noise at one point: value and gradient."""
 
     value: float
     grad: np.ndarray
-    product: np.ndarray
     part_grads: np.ndarray  # the gradient on each part of the noise
     log_p: np.ndarray  # of each draw
     entropy: float
     fisher: list[np.ndarray]  # blocks (n, k, k) a group of factors
+
+    @property
+    def spreads(self) -> np.ndarray:
+        """Steps of one sd of q in each parameter: the inverse root of the Fisher information's diagonal."""
+        diagonals = [np.diagonal(block, axis1=-2, axis2=-1).ravel() for block in self.fisher]
+        return np.concatenate(diagonals) ** -0.5
 
     @property
     def finite(self) -> bool:
@@ -90,21 +102,36 @@ class Objective:
 
     # -- evaluation ---------------------------------------------------------------------------------------------------
 
-    def __call__(self, params: np.ndarray, noise: FixedNoise, direction: np.ndarray | None = None) -> Look:
-        zeros = np.zeros(self.num_params)
-        sums = self._sweep(params, noise, zeros if direction is None else direction, 1.0)
-        values, part_sums, product, entropy, fisher = jax.device_get(
-            (sums.values, sums.part_grads, sums.product, sums.entropy, sums.fisher)
+    def __call__(self, params: np.ndarray, noise: FixedNoise) -> Look:
+        """Value and gradient at `params`."""
+        sums = self._sweep(params, noise)
+        values, part_sums, (entropy, slope, _), fisher = jax.device_get(
+            (sums.values, sums.part_grads, sums.entropy, sums.fisher)
         )
-        num_chunks = -(-noise.num_draws // CHUNK)
-        own, own_grad, own_product = (np.asarray(part, np.float64) for part in entropy)
         log_p = values.reshape(-1)[: noise.num_draws].astype(np.float64)
-        part_grads = part_sums[: noise.num_parts].astype(np.float64) * (noise.num_parts / num_chunks) + own_grad
-        value, grad, product = log_p.mean() + own, part_grads.mean(0), product / num_chunks + own_product
+        part_grads = part_sums[: noise.num_parts].astype(np.float64) * (noise.num_parts / noise.num_chunks) + slope
+        value, grad = log_p.mean() + float(entropy), part_grads.mean(0)
         if noise.excess is not None:
-            _subtract_excess(noise.excess, params, direction, value := np.array(value), grad, product)
+            sigma = np.exp(params[1::2])
+            pulled = sigma * (noise.excess @ sigma)
+            value -= pulled.sum() / 2
+            grad[1::2] -= pulled
         blocks = [np.asarray(block, np.float64) for block in fisher]
-        return Look(float(value), grad, product, part_grads, log_p, float(own), blocks)
+        return Look(float(value), grad, part_grads, log_p, float(entropy), blocks)
+
+    def product(self, params: np.ndarray, noise: FixedNoise, look: Look, direction: np.ndarray) -> np.ndarray:
+        """The Hessian times `direction`, where `look` was taken."""
+        if self.target.order == 1:
+            step = _DIFFERENCE / np.max(np.abs(direction / look.spreads)) * direction
+            ahead, behind = (self(params + side * step, noise).grad for side in (1, -1))
+            return (ahead - behind) * (np.max(np.abs(direction / look.spreads)) / (2 * _DIFFERENCE))
+        sums = self._sweep(params, noise, direction)
+        product, (_, _, bend) = jax.device_get((sums.product, sums.entropy))
+        product = product.astype(np.float64) / noise.num_chunks + bend
+        if noise.excess is not None:
+            sigma, along = np.exp(params[1::2]), direction[1::2]
+            product[1::2] -= sigma * (noise.excess @ (sigma * along)) + along * sigma * (noise.excess @ sigma)
+        return product
 
     def corrected_part_grads(self, params: np.ndarray, noise: FixedNoise, look: Look) -> np.ndarray:
         """Gradients of the parts, each less its own excess."""
@@ -117,30 +144,31 @@ class Objective:
 
     def expand(self, params: np.ndarray) -> None:
         """Take the Hessian of ln p at the mean of q: it serves as control variate and as metric."""
+        sigma = np.exp(params[1::2])
         noise = self._fixed(np.eye(self.dimension), 1, self.generator(), expansion=False)
-        sums = self._sweep(params, noise, np.zeros(self.num_params), 0.0)
-        rows = np.asarray(sums.draw_products, np.float64).reshape(-1, self.dimension)[: self.dimension]
-        self.expansion = Expansion(rows, np.exp(params[1::2]))
+        if self.target.order == 1:
+            # Row i: the change of the gradient over a step along coordinate i, a share of its sd.
+            noise = self._fixed(np.diag(sigma), 1, self.generator(), expansion=False)
+            ahead, behind = (self._rows(params, noise, side * _DIFFERENCE) for side in (1, -1))
+            rows = (ahead - behind) / (2 * _DIFFERENCE * sigma[:, None])
+        else:
+            rows = self._rows(params, noise, 0.0)
+        self.expansion = Expansion(rows, sigma)
+
+    def _rows(self, params, noise: FixedNoise, shift: float) -> np.ndarray:
+        kept = self._sweep(params, noise, spread=0.0, shift=shift).kept
+        return np.asarray(kept, np.float64).reshape(-1, self.dimension)[: self.dimension]
 
     def compile(self, params: np.ndarray) -> None:
         """A sweep over no draws at all compiles the program and does nothing else."""
-        nothing = self._fixed(np.zeros((0, self.dimension)), 2, self.generator())
-        jax.block_until_ready(self._sweep(params, nothing, np.zeros(self.num_params), 1.0))
+        nothing = self._fixed(np.zeros((0, self.dimension)), 2, self.generator(), expansion=False)
+        jax.block_until_ready(self._sweep(params, nothing))
 
-    def _sweep(self, params, noise: FixedNoise, direction, spread: float):
+    def _sweep(self, params, noise: FixedNoise, direction=None, spread: float = 1.0, shift: float = 0.0):
         # numpy scalars and arrays enter the program as they are: no operation of JAX, no compilation, no constant.
-        point = Point(params.astype(self.dtype), direction.astype(self.dtype), self.dtype.type(spread))
-        num_draws = -(-noise.num_draws // CHUNK) * CHUNK
-        self.counts = self.counts.plus(num_draws, num_draws, num_draws)
+        real = self.dtype.type
+        along = np.zeros(self.num_params, real) if direction is None else direction.astype(self.dtype)
+        point = Point(params.astype(self.dtype), along, real(spread), real(shift))
+        num_draws = noise.num_chunks * CHUNK
+        self.counts = self.counts.plus(num_draws, num_draws, num_draws if self.target.order > 1 else 0)
         return run_sweep(self._structure, MOST_PARTS, self._num_kept, self._arrays, noise.buffer, point)
-
-
-def _subtract_excess(excess, params, direction, value, grad, product) -> None:
-    """Take sigma' K sigma / 2 and its derivatives in ln sigma off, in place (`Expansion`)."""
-    sigma = np.exp(params[1::2])
-    pulled = excess @ sigma
-    value -= sigma @ pulled / 2
-    grad[1::2] -= sigma * pulled
-    if direction is not None:
-        along = direction[1::2]
-        product[1::2] -= sigma * (excess @ (sigma * along)) + along * sigma * pulled

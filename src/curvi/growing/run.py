@@ -173,7 +173,7 @@ class GrowingRun:
         bias = draws_bias(self.objective, self.params, noise, look)
         self.errors = [bias.error]
         if not bias.definite:
-            self._suspect(np.abs(bias.error / doubts.spreads(look)))
+            self._suspect(np.abs(bias.error / look.spreads))
         return bias
 
     def _certify(self, index: int, num_draws: int) -> Gain:
@@ -182,7 +182,7 @@ class GrowingRun:
         if gain.copy is not None:
             self.errors.append(gain.copy)
         else:
-            self._suspect(np.abs(gain.upwards / doubts.spreads(gain.look)))
+            self._suspect(np.abs(gain.upwards / gain.look.spreads))
         return gain
 
     def _value_is_known(self) -> bool:
@@ -296,7 +296,7 @@ class GrowingRun:
     def _kick(self, look: Look) -> None:
         """A small random step off a saddle."""
         rng = self.objective.generator(_FOR_KICKS)
-        self.params = self.params + _KICK * doubts.spreads(look) * rng.standard_normal(self.params.shape)
+        self.params = self.params + _KICK * look.spreads * rng.standard_normal(self.params.shape)
         self.radius, self.kicked = 1.0, True
 
     # -- what is left behind ------------------------------------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 Everything that a fit asks for is such a sweep: a candidate of the trust region, a product for conjugate gradients, the
 Hessian at the mean, the checks at the end. So the user's log density is differentiated in one place of one program,
-which serves every number of draws. What is done with the numbers is a few operations on vectors, in numpy on the host:
+which serves every number of draws. A target of order 1 is differentiated once; its products are then differences of
+gradients over two sweeps. What is done with the numbers is a few operations on vectors, in numpy on the host:
 as part of the program it would take longer to compile than the model itself (docs/design.md).
 """
 
@@ -33,8 +34,10 @@ class Point(eqx.Module):
 
     params: Float[Array, " P"]
     direction: Float[Array, " P"]
-    # 1; or 0, which puts every draw at the centre of q and makes its noise the direction of its Hessian product.
+    # 1; or 0, which puts every draw at the centre of q and makes its noise the direction of its Hessian product, or,
+    # for targets of order 1, the shift of the draw, times `shift`.
     spread: Float[Array, ""]
+    shift: Float[Array, ""]
 
 
 class Sums(eqx.Module):
@@ -42,8 +45,9 @@ class Sums(eqx.Module):
 
     values: Float[Array, "M chunk"]  # ln p of each draw
     part_grads: Float[Array, "G P"]  # gradient of ln p, summed over the chunks of each part
-    product: Float[Array, " P"]  # derivative of that gradient along the direction, summed over chunks
-    draw_products: Float[Array, "C chunk n"]  # Hessian of ln p times each draw's own direction, of the first C chunks
+    product: Float[Array, " P"]  # derivative of that gradient along the direction, summed over chunks; 0 for order 1
+    # Of the draws of the first C chunks: the Hessian of ln p times the draw's own direction; for order 1 the gradient.
+    kept: Float[Array, "C chunk n"]
     entropy: tuple[Array, Array, Array]  # of q: value, gradient, derivative of that along the direction
     fisher: tuple[Float[Array, "n k k"], ...]
 
@@ -59,11 +63,20 @@ def sweep(target: AbstractTarget, q: MeanField, buffer: Buffer, point: Point, nu
         def path(p):
             return q.replace(p).from_normal(point.spread * e)
 
+        def pull_back(p, slope):
+            return jax.vjp(path, p)[1](slope)[0]
+
+        if target.order == 1:
+            x = path(params)
+            if num_kept:
+                x = (x[0] + point.shift * e,)
+            value, slope = jax.value_and_grad(log_p)(x)
+            return value, pull_back(params, slope), jnp.zeros_like(params), slope[0] if num_kept else ()
         x, dx = jax.jvp(path, (params,), (direction,))
         if num_kept:
             dx = (dx[0] + (1 - point.spread) * e,)
         (value, slope), (_, bent) = jax.jvp(jax.value_and_grad(log_p), (x,), (dx,))
-        grad, moved = jax.jvp(lambda p, slope: jax.vjp(path, p)[1](slope)[0], (params, slope), (direction, bent))
+        grad, moved = jax.jvp(pull_back, (params, slope), (direction, bent))
         return value, grad, moved, bent[0] if num_kept else ()
 
     def add(index, sums):

@@ -95,7 +95,7 @@ def solve(
     # Inexact Newton (Eisenstat and Walker 1996): digits as the gradient vanishes, so that the end is superlinear.
     residual = min(residual, max(bb**0.25, _SOLVE_RESIDUAL))
     for _ in range(max_products if bb > 0 else 0):
-        ad = -metric.whiten(objective(params, noise, metric.unwhiten(d)).product)
+        ad = -metric.whiten(objective.product(params, noise, look, metric.unwhiten(d)))
         bend, dd, xd, xx = d @ ad, d @ d, x @ d, x @ x
         definite = bool(bend > 0)
         if not definite and radius == np.inf:

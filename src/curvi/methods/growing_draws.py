@@ -16,6 +16,8 @@ _LEAST_DRAWS = 64
 class GrowingDraws(AnyMethod):
     """Trust-region Newton with pathwise curvature on fixed draws, more of them as the noise of the answer demands.
 
+    Hessian products are forward over reverse; for targets of order 1, differences of gradients on the same draws.
+
     Attributes
     ----------
     first_draws
@@ -26,7 +28,7 @@ class GrowingDraws(AnyMethod):
 
     first_draws: int = eqx.field(static=True, default=64)
     max_draws: int | None = eqx.field(static=True, default=None)
-    needs_order: ClassVar[int] = 2
+    needs_order: ClassVar[int] = 1
     needs_reparameterised: ClassVar[bool] = True
     default_num_steps: ClassVar[int] = 1000
 

@@ -113,19 +113,37 @@ class OutOfTimeError(Exception):
 def curvi_default(task: Task) -> Iterator[Run]:
     """The default fit, first in a process that has compiled nothing for it (cold), then again with another key (warm).
 
-    The only point is the end of the whole fit, with its certificate and final ELBO.
+    Points are the states after its steps, with the clock of the whole fit; the last point is its end, with certificate
+    and final ELBO. The same key gives the same bits, so that fits of fewer steps, outside the clock, tell the states.
     """
     for index, start in enumerate(("cold", "warm")):
+        key = jax.random.key(2 * task.seed + index)
         began = time.perf_counter()
-        fit = curvi.fit(task.problem.target, key=jax.random.key(2 * task.seed + index), progress=False)
-        params = np.asarray(fit.q.params).reshape(-1, 2)
+        fit = curvi.fit(task.problem.target, key=key, progress=False)
+        end = _normals(fit)
         passed = time.perf_counter() - began
         compiling = fit.seconds.compile if start == "cold" else 0.0
         calls = Calls(fit.counts.log_density, fit.counts.gradient, fit.counts.hvp)
-        point = Point(passed - compiling, calls, Normals(params[:, 0], params[:, 1]))
+        points = [*_points(task, fit, key, passed), Point(passed - compiling, calls, end)]
         yield Run(
-            "curvi", {"start": start}, compiling, passed - compiling, calls, [point], fit.outcome.name.lower(), fit
+            "curvi", {"start": start}, compiling, passed - compiling, calls, points, fit.outcome.name.lower(), fit
         )
+
+
+def _points(task: Task, fit: curvi.Fit, key, passed: float) -> Iterator[Point]:
+    history = fit.history
+    last_of_round = np.append(history.num_draws[1:] != history.num_draws[:-1], True)
+    for step in range(len(history)):
+        # Fits that take long are looked at after each round only.
+        if passed < 3.0 or last_of_round[step]:
+            early = curvi.fit(task.problem.target, key=key, progress=False, num_steps=step + 1)
+            spent = int(history.log_density[step])
+            yield Point(float(history.seconds[step]), Calls(spent, spent, spent), _normals(early))
+
+
+def _normals(fit: curvi.Fit) -> Normals:
+    params = np.asarray(fit.q.params).reshape(-1, 2)
+    return Normals(params[:, 0], params[:, 1])
 
 
 def reference(task: Task) -> Normals:
@@ -136,8 +154,7 @@ def reference(task: Task) -> Normals:
     fit = curvi.fit(
         task.problem.target, key=jax.random.key(987), progress=False, tolerance=0.005, method=method, num_steps=300
     )
-    params = np.asarray(fit.q.params).reshape(-1, 2)
-    return Normals(params[:, 0], params[:, 1])
+    return _normals(fit)
 
 
 # -- stochastic gradients ---------------------------------------------------------------------------------------------

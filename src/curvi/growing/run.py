@@ -30,6 +30,7 @@ _MOVED = 1.0  # nats gained since the last expansion that make another worth its
 _ENDLESS = 200  # a maximum is tens of steps away; hundreds without one in sight are a climb that does not end
 _FARTHEST = 0.25  # exponents of a q that ran away, as a share of the largest number's logarithm
 _LARGEST_ERROR = 1.0  # nats: an ELBO less certain than this, and a hundredth a dimension, is of no use
+_FIRST_RADIUS = 1.0  # nats
 _KICK = 0.1  # in sds of q
 _START_SPREAD = 2.0  # in unconstrained units, as NumPyro's init_to_uniform and Stan's random inits
 # Draws of the final check; fewer where dimension and with it the cost of a draw is likely to be large.
@@ -56,7 +57,7 @@ class GrowingRun:
         self.objective = Objective(target, q, key, method.buffer_draws(q.num_factors))
         self.family = q
         self.params = np.asarray(q.params, np.float64)
-        self.radius = 1.0
+        self.radius = _FIRST_RADIUS
         self.taken = 0
         self.gain, self.gain_se = float("inf"), float("inf")
         self.start_elbos: np.ndarray | None = None
@@ -94,8 +95,12 @@ class GrowingRun:
         if self.num_starts > 1:
             self._best_start(num_draws, tolerance, limit)
         while True:
-            noise = objective.noise((_FOR_CLIMBING, index), num_draws)
             rough = objective.expandable and objective.expansion is None
+            if rough and objective.dimension <= CHUNK // 2:
+                # Far from the optimum as few draws as match the moments will do.
+                noise = objective.noise((_FOR_CLIMBING, index), CHUNK, num_parts=1)
+            else:
+                noise = objective.noise((_FOR_CLIMBING, index), num_draws)
             end, gained = self._climb(noise, max(_ROUGH, tolerance) if rough else _CLIMB_SHARE * tolerance, limit)
             self.gain = self.gain_se = float("inf")  # what was known is of another q
             if end is End.BAD_START:
@@ -108,7 +113,7 @@ class GrowingRun:
             if objective.expandable and (rough or gained > _MOVED):
                 objective.expand(self.params)
             if rough:
-                continue  # on the same draws, corrected
+                continue  # on draws that are corrected
             bias = self._bias(noise)
             last = num_draws >= capacity or self.taken >= limit
             if bias.definite and (bias.nats <= _BIAS_SHARE * tolerance or last):

@@ -15,7 +15,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 from numpyro.distributions import constraints
 
 from curvi import support as supports_of
@@ -154,7 +154,10 @@ class MinibatchTarget(AbstractTarget):
         return self.batch_size < self.num_rows
 
     def batch(self, key):
-        rows = _choose_rows(key, self.num_rows, self.batch_size)
+        return self.on_rows(_choose_rows(key, self.num_rows, self.batch_size))
+
+    def on_rows(self, rows: Int[Array, " B"]) -> LogDensity:
+        """The log density estimated on a batch of these rows."""
         batch = jax.tree.map(lambda leaf: leaf[rows], self.data)
         scale = self.num_rows / self.batch_size
         return lambda theta: self.prior(theta) + scale * self._sum_rows(theta, batch)

@@ -41,8 +41,9 @@ class Gain:
 
 def remaining_gain(objective: Objective, params: np.ndarray, stream: tuple[int, ...], num_draws: int) -> Gain:
     """The Newton decrement on fresh draws, less what the noise of their gradient adds to it."""
-    # Many parts tell the error best, as long as each has draws enough for its moments to match.
+    # Many parts tell the error best, as long as each has draws enough for its moments to match, and sees all rows.
     least = CHUNK if objective.expansion is not None else max(CHUNK, 2 * objective.dimension)
+    least = max(least, objective.epoch)
     num_parts = next((parts for parts in (8, 4) if num_draws >= parts * least), 2)
     noise = objective.noise(stream, num_draws, num_parts)
     look = objective(params, noise)

@@ -1,6 +1,7 @@
 """The ELBO on fixed noise, as a function of numpy vectors, with what a Newton step needs besides."""
 
 import dataclasses
+from typing import TypeGuard
 
 import jax
 import numpy as np
@@ -11,7 +12,7 @@ from curvi.family.continuous import Normal
 from curvi.growing.expansion import Expansion
 from curvi.growing.sweep import CHUNK, Buffer, Point, run_sweep, split_structure
 from curvi.results import CallCounts
-from curvi.target import AbstractTarget
+from curvi.target import AbstractTarget, MinibatchTarget
 
 MOST_PARTS = 8
 # For targets of order 1: half the length of the steps over which gradients are compared, in sds of q. The error of
@@ -74,6 +75,7 @@ class Objective:
         self.expandable = self.normal and self.dimension <= _LARGEST_HESSIAN
         self.expansion: Expansion | None = None
         self.counts = CallCounts()
+        self.epoch = epoch_draws(target)
         self._structure, self._arrays = split_structure(target, q)
         self._num_kept = -(-self.dimension // CHUNK) if self.expandable else 0
         self._size = max(capacity // CHUNK, self._num_kept)  # of the buffer, in chunks
@@ -84,9 +86,14 @@ class Objective:
         return np.random.default_rng([*self.words, *stream])
 
     def noise(self, stream: tuple[int, ...], num_draws: int, num_parts: int = 2, match: bool = True) -> FixedNoise:
-        """Fresh noise of `num_draws` draws; the same stream gives the same noise."""
+        """Fresh noise of `num_draws` draws; the same stream gives the same noise.
+
+        Where chunks see batches of their own, each chunk has noise of its own, so that the moments of a batch's draws
+        match, too, and no noise is left of a model whose rows are quadratic.
+        """
         rng = self.generator(*stream)
-        values = matched_noise(rng, num_draws, self.dimension, num_parts, match)
+        independent = num_draws // CHUNK if self.epoch else num_parts
+        values = matched_noise(rng, num_draws, self.dimension, independent, match)
         return self._fixed(values, min(num_parts, MOST_PARTS), rng)
 
     def _fixed(self, values: np.ndarray, num_parts: int, rng, expansion=True) -> FixedNoise:
@@ -94,11 +101,27 @@ class Objective:
         buffer = np.zeros((size * CHUNK, self.dimension), self.dtype)
         buffer[: len(values)] = values
         part = np.minimum(np.arange(size) * num_parts // max(num_chunks, 1), num_parts - 1).astype(np.int32)
-        words = rng.integers(0, 2**32, (size, self.words.size), dtype=np.uint32)
-        keys = jax.random.wrap_key_data(words, impl=jax.random.key_impl(self.key))
-        device = jax.device_put(Buffer(buffer.reshape(size, CHUNK, -1), part, np.int32(num_chunks), keys))
+        rows = self._rows_of_chunks(part[:num_chunks], rng)
+        device = jax.device_put(Buffer(buffer.reshape(size, CHUNK, -1), part, np.int32(num_chunks), rows))
         excess = self.expansion.excess(values) if self.expansion is not None and expansion else None
         return FixedNoise(values, num_parts, device, excess)
+
+    def _rows_of_chunks(self, part: np.ndarray, rng) -> np.ndarray:
+        """Rows of the batch of each chunk.
+
+        Within a part of the noise, batches follow a random order of all rows, and another where that is at its end:
+        a part of one epoch or more has seen all rows about equally often, and the noise of batches is all but gone.
+        """
+        if not _in_batches(self.target):
+            return np.zeros((self._size, 0), np.int32)
+        num_rows, batch_size = self.target.num_rows, self.target.batch_size
+        rows = np.zeros((self._size, batch_size), np.int32)
+        for index in np.unique(part):
+            chunks = np.flatnonzero(part == index)
+            orders = -(-len(chunks) * batch_size // num_rows)
+            stream = np.concatenate([rng.permutation(num_rows) for _ in range(orders)])
+            rows[chunks] = stream[: len(chunks) * batch_size].reshape(len(chunks), batch_size)
+        return rows
 
     # -- evaluation ---------------------------------------------------------------------------------------------------
 
@@ -172,3 +195,12 @@ class Objective:
         num_draws = noise.num_chunks * CHUNK
         self.counts = self.counts.plus(num_draws, num_draws, num_draws if self.target.order > 1 else 0)
         return run_sweep(self._structure, MOST_PARTS, self._num_kept, self._arrays, noise.buffer, point)
+
+
+def epoch_draws(target: AbstractTarget) -> int:
+    """Draws of as many chunks as it takes batches to see all rows once; 0 where every draw sees them all."""
+    return CHUNK * -(-target.num_rows // target.batch_size) if _in_batches(target) else 0
+
+
+def _in_batches(target: AbstractTarget) -> TypeGuard[MinibatchTarget]:
+    return isinstance(target, MinibatchTarget)

@@ -10,7 +10,7 @@ from curvi.clock import Clock
 from curvi.family import MeanField
 from curvi.growing import doubts
 from curvi.growing.certificate import Bias, Gain, draws_bias, remaining_gain
-from curvi.growing.objective import FixedNoise, Look, Objective
+from curvi.growing.objective import FixedNoise, Look, Objective, epoch_draws
 from curvi.growing.sweep import CHUNK
 from curvi.growing.trust_region import End, Step, climb
 from curvi.methods.growing_draws import GrowingDraws
@@ -54,7 +54,9 @@ class GrowingRun:
     ):
         self.target, self.key, self.clock, self.display, self.num_starts = target, key, clock, display, num_starts
         self.first_draws = method.first_draws
-        self.objective = Objective(target, q, key, method.buffer_draws(q.num_factors))
+        # Four parts that each see all rows: then only the noise of the draws is left.
+        self.all_rows = 4 * epoch_draws(target)
+        self.objective = Objective(target, q, key, method.buffer_draws(q.num_factors, self.all_rows))
         self.family = q
         self.params = np.asarray(q.params, np.float64)
         self.radius = _FIRST_RADIUS
@@ -169,7 +171,10 @@ class GrowingRun:
         if not self.objective.expandable and num_draws < matched <= capacity:
             return min(2 ** math.ceil(math.log2(matched)), 16 * num_draws)
         wanted = np.ceil(np.log2(max(bias / (0.6 * _BIAS_SHARE * tolerance), 1e-9)))
-        return min(num_draws * 2 ** int(np.clip(wanted, 1, 4)), capacity)
+        more = num_draws * 2 ** int(np.clip(wanted, 1, 4))
+        if num_draws < self.all_rows <= capacity:
+            return self.all_rows
+        return min(more, capacity)
 
     # -- the verdict --------------------------------------------------------------------------------------------------
 

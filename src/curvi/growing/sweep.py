@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from curvi.family import MeanField
-from curvi.target import AbstractTarget
+from curvi.target import AbstractTarget, MinibatchTarget
 
 CHUNK = 32  # draws of one vectorised pass
 
@@ -26,7 +26,7 @@ class Buffer(eqx.Module):
     noise: Float[Array, "M chunk n"]
     part: Int[Array, " M"]  # to which of the independent parts of the noise a chunk belongs
     num_chunks: Int[Array, ""]
-    batch_keys: Array  # a random key per chunk, for the minibatch that it sees
+    rows: Int[Array, "M B"]  # of the minibatch that a chunk sees; B = 0 where the target is not minibatched
 
 
 class Point(eqx.Module):
@@ -81,7 +81,7 @@ def sweep(target: AbstractTarget, q: MeanField, buffer: Buffer, point: Point, nu
 
     def add(index, sums):
         values, part_grads, product, kept = sums
-        density = target.batch(buffer.batch_keys[index])
+        density = target.on_rows(buffer.rows[index]) if isinstance(target, MinibatchTarget) else target.full()
 
         def log_p(x):
             theta, log_det = q.to_model(x)

@@ -11,6 +11,7 @@ import equinox as eqx
 from curvi.methods.base import AnyMethod
 
 _LEAST_DRAWS = 64
+_BUFFER_NUMBERS = 2**23
 
 
 class GrowingDraws(AnyMethod):
@@ -38,8 +39,9 @@ class GrowingDraws(AnyMethod):
             if number is not None and (number < _LEAST_DRAWS or number & (number - 1)):
                 raise ValueError(f"{name} must be a power of two, at least {_LEAST_DRAWS}; got {number}")
 
-    def buffer_draws(self, dimension: int) -> int:
-        """Draws that the noise buffer holds."""
+    def buffer_draws(self, dimension: int, wanted: int = 0) -> int:
+        """Draws that the noise buffer holds: `wanted`, if that is more than usual and not too large."""
         if self.max_draws is not None:
             return self.max_draws
-        return max(256, min(8192, 2 ** int(math.log2(2**23 / dimension))))
+        usual = max(256, min(8192, 2 ** int(math.log2(_BUFFER_NUMBERS / dimension))))
+        return wanted if usual < wanted <= _BUFFER_NUMBERS / dimension else usual

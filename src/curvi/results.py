@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import warnings
 
 import equinox as eqx
 import jax
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from curvi.diagnostics.linear_response import Covariance, linear_response, mean_shift, sample_covariance
+from curvi.diagnostics.psis import KHAT_DRAWS, smooth_weights
 from curvi.estimate.draws import Sobol
 from curvi.family import MeanField
 from curvi.outcome import Outcome
@@ -54,7 +56,7 @@ class History:
         return len(self.elbo)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Fit:
     """A fitted q with its verdict.
 
@@ -105,10 +107,20 @@ class Fit:
 
     @functools.cached_property
     def _moments(self):
+        return {name: _mean_and_sd(draws) for name, draws in self._even_draws().items()}
+
+    def _even_draws(self) -> dict[str, np.ndarray]:
         # Closed forms exist on working coordinates only; 4,096 fixed quasi-random draws give means on the supports.
         # Drawn outside of any compiled program: the points would be a constant of it.
         draws = _to_outputs(self.target, self.q, Sobol().sample(self.q, jax.random.key(0), 4096))
-        return {name: _mean_and_sd(np.asarray(v)) for name, v in draws.items()}
+        return {name: np.asarray(draw) for name, draw in draws.items()}
+
+    def quantiles(self, probabilities) -> dict[str, np.ndarray]:
+        """Posterior quantiles by name, on the model's supports, with a first axis for the probabilities."""
+        wanted = np.atleast_1d(np.asarray(probabilities, dtype=float))
+        if wanted.size == 0 or not np.all((wanted > 0) & (wanted < 1)):
+            raise ValueError(f"probabilities must lie between 0 and 1; got {probabilities!r}")
+        return {name: np.quantile(draws, wanted, axis=0) for name, draws in self._even_draws().items()}
 
     def mean(self) -> dict[str, np.ndarray]:
         """Posterior means by name, on the model's supports."""
@@ -144,18 +156,39 @@ class Fit:
         sd = self.sd()
         return {name: np.sqrt(np.mean([np.square(m[name]) for m in moved], 0)) / sd[name] for name in moved[0]}
 
+    # -- how far q is from the posterior ------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def khat(self) -> float:
+        """Shape of the tail of the importance ratios p / q: below 0.5 q is close to the posterior, up to 0.7 importance
+        weights correct it, beyond they do not. Minus infinity where q is the posterior itself.
+        """
+        return smooth_weights(self.log_ratios(jax.random.key(0), KHAT_DRAWS)).khat
+
+    def resample(self, key, num_draws: int, num_proposals: int | None = None) -> dict[str, np.ndarray]:
+        """`num_draws` draws that importance weights, Pareto-smoothed, have moved from q towards the posterior.
+
+        Chosen with replacement among `num_proposals` draws of q, ten times as many by default and at least 4,096. Warns
+        where k-hat says that the weights are not to be relied on.
+        """
+        return resample(self, key, num_draws, num_proposals)
+
+    # -- ways out -----------------------------------------------------------------------------------------------------
+
+    def summary(self, probabilities=(0.05, 0.5, 0.95)):
+        """A table with one row a scalar: mean, sds, quantiles, error; `print` it, or take `to_dict()`, `to_pandas()`."""
+        from curvi.report.table import summarise
+
+        return summarise(self, probabilities)
+
     def __str__(self) -> str:
-        head = "converged" if self.converged else "not converged"
-        return "\n".join(
-            [
-                f"curvi fit: {head} ({self.outcome.message})",
-                f"  ELBO            {self.elbo:.4f} +- {self.elbo_se:.4f}",
-                f"  remaining gain  {self.remaining_gain:.3g} +- {self.remaining_gain_se:.2g} nats",
-                f"  cost            {len(self.history)} steps; calls: {self.counts.log_density} log density, "
-                f"{self.counts.gradient} gradient, {self.counts.hvp} Hessian-vector",
-                f"  seconds         {self.seconds.compile:.2f} compiling, {self.seconds.run:.2f} running",
-            ]
-        )
+        from curvi.report.text import verdict
+
+        return verdict(self)
+
+    def __repr__(self) -> str:
+        # Cheap: a debugger or a list shows it often.
+        return f"Fit({self.outcome.name}, elbo={self.elbo:.4f}, remaining_gain={self.remaining_gain:.3g})"
 
 
 def _mean_and_sd(values: np.ndarray):
@@ -179,6 +212,29 @@ def _to_outputs(target, q, draws):
         return theta if target.outputs is None else {**theta, **target.outputs(theta)}
 
     return jax.vmap(one)(draws)
+
+
+def resample(fit: Fit, key, num_draws: int, num_proposals: int | None = None) -> dict[str, np.ndarray]:
+    """Draws chosen by smoothed importance weights; see `Fit.resample`."""
+    wanted = max(10 * num_draws, KHAT_DRAWS) if num_proposals is None else num_proposals
+    if num_draws < 1 or wanted < num_draws:
+        raise ValueError(f"num_draws must be from 1 to num_proposals; got {num_draws} of {wanted}")
+    key_propose, key_choose = jax.random.split(key)
+    chunks = -(-wanted // _CHUNK)
+    keys = jax.random.split(key_propose, chunks * _CHUNK).reshape(chunks, _CHUNK)
+    # The same keys give the same draws here and there.
+    ratios = _log_ratio_chunks(fit.target, fit.q, keys)[:wanted]
+    weights = smooth_weights(ratios)
+    if weights.khat > 0.7:
+        warnings.warn(
+            f"k-hat is {weights.khat:.2f}: a few draws carry most of the weight, and resampled draws are not draws of "
+            "the posterior; fit.sample gives those of q",
+            stacklevel=3,
+        )
+    rng = np.random.default_rng(np.asarray(jax.random.key_data(key_choose)).astype(np.uint32))
+    chosen = rng.choice(wanted, num_draws, p=np.exp(weights.log_weights))
+    draws = _sample(fit.target, fit.q, keys.reshape(-1)[chosen])
+    return {name: np.asarray(draw) for name, draw in draws.items()}
 
 
 FINAL_DRAWS = 4096  # behind the ELBO of a fit

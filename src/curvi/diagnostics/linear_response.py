@@ -92,7 +92,7 @@ def linear_response(target: AbstractTarget, q: MeanField, key, names=None) -> Co
     solution = np.linalg.solve(lower.T, half)
     residual = np.linalg.norm(white @ solution - rows.T, axis=0) / np.maximum(np.linalg.norm(rows, axis=1), 1e-300)
     shapes = {name: example[name].shape for name in chosen}
-    return Covariance(half.T @ half, _labels(shapes), shapes, float(residual.max()))
+    return Covariance(half.T @ half, labels_of(shapes), shapes, float(residual.max()))
 
 
 def sample_covariance(draws: dict, names=None) -> Covariance:
@@ -102,7 +102,7 @@ def sample_covariance(draws: dict, names=None) -> Covariance:
         raise ValueError(f"no latent or output named {', '.join(unknown)}; there are {', '.join(draws)}")
     flat = np.concatenate([np.asarray(draws[name], dtype=float).reshape(len(draws[name]), -1) for name in chosen], 1)
     shapes = {name: np.shape(draws[name])[1:] for name in chosen}
-    return Covariance(np.atleast_2d(np.cov(flat.T)), _labels(shapes), shapes, 0.0)
+    return Covariance(np.atleast_2d(np.cov(flat.T)), labels_of(shapes), shapes, 0.0)
 
 
 def _means_of(target, q: MeanField, noise, names):
@@ -155,7 +155,8 @@ def _dense_hessian(target, q, noise, keys):
     return (columns + columns.T) / 2 + q.entropy_hessian().dense()
 
 
-def _labels(shapes) -> tuple[str, ...]:
+def labels_of(shapes) -> tuple[str, ...]:
+    """One name an element, "beta[3]", of quantities with these shapes by name."""
     out = []
     for name, shape in shapes.items():
         if shape == ():

@@ -14,7 +14,7 @@ from curvi.diagnostics.psis import KHAT_DRAWS, smooth_weights
 from curvi.estimate.draws import Sobol
 from curvi.family import MeanField
 from curvi.outcome import Outcome
-from curvi.target import AbstractTarget
+from curvi.target import AbstractTarget, origin_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,7 +161,7 @@ class Fit:
     @functools.cached_property
     def khat(self) -> float:
         """Shape of the tail of the importance ratios p / q: below 0.5 q is close to the posterior, up to 0.7 importance
-        weights correct it, beyond they do not. Minus infinity where q is the posterior itself.
+        weights correct it, beyond they do not. Minus infinity where the ratios do not vary.
         """
         return smooth_weights(self.log_ratios(jax.random.key(0), KHAT_DRAWS)).khat
 
@@ -176,10 +176,45 @@ class Fit:
     # -- ways out -----------------------------------------------------------------------------------------------------
 
     def summary(self, probabilities=(0.05, 0.5, 0.95)):
-        """A table with one row a scalar: mean, sds, quantiles, error; `print` it, or take `to_dict()`, `to_pandas()`."""
+        """A table, one row a scalar: mean, sds, quantiles, error. It prints, and has `to_dict()` and `to_pandas()`."""
         from curvi.report.table import summarise
 
         return summarise(self, probabilities)
+
+    def draws_and_densities(self, key, num_draws: int):
+        """The draws of `sample` with ln p(theta, X) on the full data and ln q(theta), on the model's supports."""
+        if num_draws < 1:
+            raise ValueError(f"num_draws must be at least 1; got {num_draws}")
+        keys = jax.random.split(key, num_draws)
+        return _sample(self.target, self.q, keys), *_densities(self.target, self.q, keys)
+
+    def predict(self, key, draws: dict) -> dict[str, dict[str, np.ndarray]]:
+        """Groups "posterior_predictive" and "log_likelihood" at given draws, where the model has them."""
+        if (predict := origin_of(self.target).predict) is None:
+            raise ValueError(
+                "the target has no model that could predict: a log density alone does not tell how data arise. "
+                "Use a target of from_numpyro or from_pymc"
+            )
+        return predict(key, draws)
+
+    def predictive(self, key, num_draws: int) -> dict[str, dict[str, np.ndarray]]:
+        """Groups of draws by name: "posterior", and where the model has observations "posterior_predictive" (new data)
+        and "log_likelihood" (of each observation, as `arviz.loo` takes it).
+        """
+        key_draw, key_predict = jax.random.split(key)
+        draws = self.sample(key_draw, num_draws)
+        return {"posterior": {name: np.asarray(v) for name, v in draws.items()}, **self.predict(key_predict, draws)}
+
+    def to_arviz(self, num_draws: int = 1000, key=None, predictive: bool = False):
+        """Draws for ArviZ: InferenceData on ArviZ 0.x, a DataTree on 1.x.
+
+        Groups: posterior; sample_stats with `lp` (ln p) and `log_q` of each draw, for `arviz.psislw(lp - log_q)`;
+        observed_data where the model has it; posterior_predictive and log_likelihood with `predictive=True`.
+        Attributes say how the fit ended. `key` chooses the draws.
+        """
+        from curvi.report.arviz import to_arviz
+
+        return to_arviz(self, jax.random.key(0) if key is None else key, num_draws, predictive)
 
     def __str__(self) -> str:
         from curvi.report.text import verdict
@@ -259,6 +294,19 @@ def _log_ratio_chunks(target, q, keys):
         return density(theta) + log_det - q.log_prob(x)
 
     return jax.lax.map(jax.vmap(one), keys).reshape(-1)
+
+
+@eqx.filter_jit
+def _densities(target, q, keys):
+    """ln p and ln q of the draws of these keys, on the model's supports, one chunk after the other."""
+    density = target.full()
+
+    def one(key):
+        x = q.sample(key)
+        theta, log_det = q.to_model(x)
+        return density(theta), q.log_prob(x) - log_det
+
+    return jax.lax.map(one, keys, batch_size=_CHUNK)
 
 
 def mean_and_error(values) -> tuple[float, float]:

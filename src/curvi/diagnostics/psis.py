@@ -34,8 +34,8 @@ class SmoothedWeights:
 def smooth_weights(log_ratios) -> SmoothedWeights:
     """The smoothed weights of draws whose ln p - ln q is given.
 
-    k-hat is minus infinity where the ratios do not vary (q is the posterior), and infinite where they are no numbers
-    or too few to have a tail.
+    k-hat is minus infinity where the largest ratios do not vary (q is the posterior, or bounds it), and infinite where
+    they are no numbers or too few to have a tail.
     """
     ratios = np.array(log_ratios, dtype=np.float64)
     count = len(ratios)
@@ -50,7 +50,8 @@ def smooth_weights(log_ratios) -> SmoothedWeights:
     tail_size = int(np.ceil(min(count / 5, 3 * np.sqrt(count))))
     cutoff = max(ratios[order[max(-tail_size - 1, -count)]], _SMALLEST)
     tail = order[ratios[order] > cutoff]
-    khat = np.inf
+    # Where the largest ratio is common (discrete latents), it bounds them all.
+    khat = -np.inf if cutoff == 0 else np.inf
     if len(tail) >= _FEWEST:
         khat, scale = fit_pareto(np.exp(ratios[tail]) - np.exp(cutoff))
         if np.isfinite(khat):
@@ -88,9 +89,9 @@ def _pareto_quantile(levels, shape: float, scale: float) -> np.ndarray:
 def khat_meaning(khat: float) -> str:
     """What k-hat says of q, in a few words (thresholds of Vehtari et al. 2024)."""
     if khat == -np.inf:
-        return "the importance ratios do not vary: q is the posterior"
+        return "none: the largest importance ratios do not vary, as where q is the posterior"
     if not np.isfinite(khat):
-        return "unknown: the importance ratios are not finite, or too few"
+        return "unknown: the importance ratios are not finite, or too few of them differ"
     if khat < 0.5:
         return "good: q is close to the posterior, and importance weights correct the rest"
     if khat <= _LARGEST:

@@ -29,9 +29,9 @@ def next_step(fit: "Fit", khat: float | None) -> str:
     """What to do next."""
     if not fit.converged:
         return _NEXT[fit.outcome]
-    if khat is not None and khat > _LARGE_KHAT:
+    if khat is not None and np.isfinite(khat) and khat > _LARGE_KHAT:
         return "fit.summary() compares sds with linear response; where they differ much, latents are correlated"
-    return "fit.summary() for the posterior, fit.sample(key, n) for draws, fit.report('report.html') for all of it"
+    return "fit.summary() for the posterior, fit.sample(key, n) for draws, fit.report('report.html')"
 
 
 def verdict(fit: "Fit") -> str:

@@ -1,5 +1,6 @@
 """The host's side of growing draws: rounds of climbing, the draws that the next one needs, the final certificate."""
 
+import dataclasses
 import math
 import time
 
@@ -13,6 +14,7 @@ from curvi.family.continuous import Normal
 from curvi.methods import growing_draws as program
 from curvi.methods.growing_draws import CHUNK, GrowingDraws, Noise, Reply, Request
 from curvi.outcome import Outcome
+from curvi.paused import Paused
 from curvi.progress import Progress
 from curvi.results import FINAL_DRAWS, CallCounts, History, as_finite_or_inf, log_ratios, mean_and_error
 from curvi.start import find_start
@@ -44,6 +46,16 @@ _PROBE_PRODUCTS = 50
 _KICK = 0.1  # in sds of q
 
 
+@dataclasses.dataclass(frozen=True)
+class _Cut:
+    """How far the last climb came: its steps if the limit cut it, or that it was over, how, and for which tolerance."""
+
+    steps: int = 0
+    over: bool = False
+    status: int = program.DONE
+    tolerance: float = 0.0
+
+
 class GrowingRun:
     """Runs `GrowingDraws` until a certificate on fresh draws says that little is left to gain."""
 
@@ -56,6 +68,7 @@ class GrowingRun:
         clock: Clock,
         display: Progress,
         num_starts: int = 1,
+        paused: Paused | None = None,
     ):
         self.num_starts = num_starts
         self.start_elbos: np.ndarray | None = None
@@ -80,23 +93,29 @@ class GrowingRun:
         self.corrects = normal and _MATCHED_DIMENSIONS < q.num_factors <= _LARGEST_HESSIAN
         self.hessian = None
         self.errors: list[np.ndarray] = []  # copies of the error of the parameters that the finite draws leave
+        self.round = (min(method.first_draws, self.capacity), 0)  # draws and index
+        self.cut = _Cut()
+        self.paused_at = self._position(self.radius)
+        if paused is not None:
+            self.unpack(paused)
 
     # -- the plan -----------------------------------------------------------------------------------------------------
 
     def until(self, limit: int, tolerance: float) -> Outcome:
         try:
-            return self._rounds(limit, tolerance)
+            return self._rounds(limit + self.taken, tolerance)
         except KeyboardInterrupt:
             return Outcome.INTERRUPTED
 
     def _rounds(self, limit: int, tolerance: float) -> Outcome:
         self._compile()
-        num_draws, index = min(self.method.first_draws, self.capacity), 0
+        num_draws, index = self.round
         if self.num_starts > 1:
             self._best_start(num_draws, tolerance, limit)
         while True:
             noise = self._noise(_FOR_CLIMBING, index, num_draws)
-            reply = self._climb(noise, tolerance, limit)
+            self.round = (num_draws, index)
+            reply = self._resume_climb(noise, tolerance, limit)
             self.gain = self.gain_se = float("inf")  # what was known is of another q
             status = int(reply.status)
             if status == program.BAD_START and not self.found_start:
@@ -242,10 +261,10 @@ class GrowingRun:
         self._call(program.EVALUATE, self._noise(_FOR_CLIMBING, 0, 0))
         self.clock.compiled()
 
-    def _climb(self, noise: Noise, tolerance: float, limit: int) -> Reply:
+    def _climb(self, noise: Noise, tolerance: float, limit: int, most=program.MAX_STEPS - 1) -> Reply:
         began = time.perf_counter() - self.clock.began
         before = self.counts.log_density
-        steps = min(program.MAX_STEPS - 1, limit - self.taken)
+        steps = min(most, limit - self.taken)
         reply = self._call(
             program.CLIMB, noise, radius=self.radius, gain_tolerance=self._climb_tolerance(tolerance), max_steps=steps
         )
@@ -424,6 +443,54 @@ class GrowingRun:
         self.q, calls = find_start(self.target, self.q, self.key)
         self.counts = self.counts.plus(log_density=calls)
         self.found_start = True
+
+    # -- going on later -----------------------------------------------------------------------------------------------
+
+    def _resume_climb(self, noise: Noise, tolerance: float, limit: int) -> Reply:
+        """A climb, or the rest of one that the limit of an earlier call cut; notes where it ended."""
+        cut, self.cut = self.cut, _Cut()
+        # A climb that was over is so for the tolerance that it had.
+        over = cut.over and cut.tolerance == tolerance
+        # Past the limit rounds are only evaluated: a longer run would have climbed on instead.
+        climbs = not over and self.taken < limit
+        reply = self._climb(noise, tolerance, limit, 0 if over else program.MAX_STEPS - 1 - cut.steps)
+        status, steps = int(reply.status), cut.steps + int(reply.num_steps)
+        if over and status != program.BAD_START:
+            return dataclasses.replace(reply, status=np.int32(cut.status))
+        if climbs and status != program.BAD_START:
+            ended = status != program.OUT_OF_STEPS or steps >= program.MAX_STEPS - 1
+            self.paused_at = self._position(float(reply.radius), _Cut(0 if ended else steps, ended, status, tolerance))
+        return reply
+
+    def _position(self, radius: float, cut: "_Cut | None" = None) -> dict:
+        """Where the run stands, before anything is computed that a longer climb would not have computed."""
+        return {
+            "params": self.q.params,
+            "hessian": np.zeros((0, 0)) if self.hessian is None else self.hessian,
+            "radius": radius,
+            "round": self.round,
+            "cut": dataclasses.astuple(cut or _Cut()),
+            "counters": (self.taken, self.last_draws, self.found_start, self.kicked),
+            "num_starts": self.num_starts if cut is None else 1,
+        }
+
+    def pack(self) -> dict[str, np.ndarray]:
+        """All that the rounds to come need beside the method, the target and the key."""
+        return {name: np.asarray(value) for name, value in self.paused_at.items()}
+
+    def unpack(self, paused: Paused) -> None:
+        """Stand where a run stood when it was packed."""
+        state, history = paused.state, paused.history
+        self.q = self.q.replace(state["params"])
+        self.hessian = state["hessian"] if state["hessian"].size else None
+        self.radius = float(state["radius"])
+        self.round = tuple(int(number) for number in state["round"])
+        steps, over, status, tolerance = state["cut"]
+        self.cut = _Cut(int(steps), bool(over), int(status), float(tolerance))
+        self.taken, self.last_draws, self.found_start, self.kicked = (int(number) for number in state["counters"])
+        self.num_starts = int(state["num_starts"])
+        self.counts, self.paused_at = paused.counts, dict(state)
+        self.rows = [{field.name: getattr(history, field.name) for field in dataclasses.fields(history)}]
 
     # -- what is left behind ------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import warnings
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -55,6 +56,11 @@ class History:
     def __len__(self) -> int:
         return len(self.elbo)
 
+    def then(self, later: "History") -> "History":
+        """This history with a later one after it."""
+        names = [field.name for field in dataclasses.fields(self)]
+        return History(**{name: np.concatenate([getattr(self, name), getattr(later, name)]) for name in names})
+
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Fit:
@@ -88,6 +94,7 @@ class Fit:
     method: object = dataclasses.field(repr=False, default=None)
     start_elbos: np.ndarray | None = dataclasses.field(repr=False, default=None)
     error_copies: np.ndarray | None = dataclasses.field(repr=False, default=None)
+    paused: Any = dataclasses.field(repr=False, default=None)  # a `curvi.paused.Paused`: what going on takes
 
     @property
     def converged(self) -> bool:

@@ -3,10 +3,18 @@
 import jax
 import numpy as np
 import numpyro
-from numpyro import handlers
 from numpyro.infer import Predictive, log_likelihood
+from numpyro.primitives import Messenger
 
 from curvi.target import Origin
+
+
+class _Unobserved(Messenger):
+    """Sites that the arguments observe are sampled all the same."""
+
+    def process_message(self, msg):
+        if msg["type"] == "sample" and msg["is_observed"]:
+            msg["is_observed"], msg["value"] = False, None
 
 
 def numpyro_origin(model, args, kwargs, latents, observed) -> Origin:
@@ -28,9 +36,9 @@ def numpyro_origin(model, args, kwargs, latents, observed) -> Origin:
         if not data:
             return {}
         with numpyro.validation_enabled(False):
-            # Sites that the arguments observe are sampled all the same.
-            free = handlers.uncondition(model)
-            predicted = Predictive(free, posterior_samples=values, return_sites=list(data))(key, *args, **kwargs)
+            predicted = Predictive(_Unobserved(model), posterior_samples=values, return_sites=list(data))(
+                key, *args, **kwargs
+            )
             terms = log_likelihood(model, values, *args, **kwargs)
         groups = {"posterior_predictive": predicted, "log_likelihood": {name: terms[name] for name in data}}
         return jax.tree.map(np.asarray, groups)

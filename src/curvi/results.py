@@ -10,8 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from curvi.diagnostics.curvature_report import CurvatureReport, curvature_report
 from curvi.diagnostics.linear_response import Covariance, linear_response, mean_shift, sample_covariance
 from curvi.diagnostics.psis import KHAT_DRAWS, smooth_weights
+from curvi.diagnostics.sensitivity import Sensitivity, sensitivity
 from curvi.estimate.draws import Sobol
 from curvi.family import MeanField
 from curvi.outcome import Outcome
@@ -163,6 +165,27 @@ class Fit:
         sd = self.sd()
         return {name: np.sqrt(np.mean([np.square(m[name]) for m in moved], 0)) / sd[name] for name in moved[0]}
 
+    # -- what the curvature tells -------------------------------------------------------------------------------------
+
+    def sensitivity(self, perturbation, at=0.0) -> Sensitivity:
+        """The change of posterior means when `perturbation(theta, t)` is added to ln p, to first order in t.
+
+        Parameters
+        ----------
+        perturbation
+            Takes the dict of latents and t, returns a number: the change of ln p. At `at` it must be nothing, or
+            constant in theta: the fit is one with t = `at`.
+        at
+            The t of the fit: a number, or an array (one weight an observation).
+        """
+        return sensitivity(self, perturbation, at)
+
+    def curvature_report(self, num_directions: int = 3) -> CurvatureReport:
+        """Directions in which the posterior is flat, stiff or leads upwards, by latent name: `num_directions` from
+        either end of the spectrum of the whitened Hessian.
+        """
+        return curvature_report(self, num_directions)
+
     # -- how far q is from the posterior ------------------------------------------------------------------------------
 
     @functools.cached_property
@@ -187,6 +210,12 @@ class Fit:
         from curvi.report.table import summarise
 
         return summarise(self, probabilities)
+
+    def save(self, path) -> None:
+        """Write the fit to one file, for `curvi.load`. The target is not in it; what going on takes is."""
+        from curvi.storage import save
+
+        save(self, path)
 
     def draws_and_densities(self, key, num_draws: int):
         """The draws of `sample` with ln p(theta, X) on the full data and ln q(theta), on the model's supports."""

@@ -90,6 +90,14 @@ class MeanField(eqx.Module):
         self.layout = Layout(tuple(grouped), tuple(counts), tuple(slots))
         self.params = jnp.asarray(np.concatenate([part.ravel() for parts in starts for part in parts]))
 
+    @classmethod
+    def assemble(cls, params: Float[Array, " P"], layout: Layout) -> "MeanField":
+        """The q with these parts, as a file holds them."""
+        made = object.__new__(cls)
+        object.__setattr__(made, "params", params)
+        object.__setattr__(made, "layout", layout)
+        return made
+
     # -- parameters ---------------------------------------------------------------------------------------------------
 
     @property

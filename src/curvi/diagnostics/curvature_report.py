@@ -80,7 +80,7 @@ class CurvatureReport:
         for kind, meaning in _MEANINGS.items():
             if found := self.of_kind(kind):
                 lines.append(f"{kind}: {meaning}")
-                lines += [f"  {_numbers(direction):<36}{direction.combination()}" for direction in found]
+                lines += [f"  {_numbers(direction):<38}{direction.combination()}" for direction in found]
         if not (self.of_kind("negative") or self.of_kind("flat")):
             lines.insert(0, "No direction is flat or leads upwards.")
         return "\n".join([f"Curvature of the ELBO, {self.num_params} parameters (1: as wide as q)", *lines])
@@ -103,7 +103,7 @@ def curvature_report(fit: "Fit", num_directions: int = 3) -> CurvatureReport:
     """`num_directions` from either end of the spectrum; see `Fit.curvature_report`."""
     if num_directions < 1:
         raise ValueError(f"num_directions must be at least 1; got {num_directions}")
-    curved = WhitenedHessian(fit.target, fit.q, jax.random.key(0))
+    curved = WhitenedHessian(fit.target, fit.q, jax.random.key(0), "a curvature report")
     values, vectors = extreme_eigenpairs(curved, min(num_directions, fit.q.num_params))
     labels = np.asarray(parameter_labels(fit.q))
     return CurvatureReport(

@@ -1,7 +1,7 @@
 """The Hessian of the ELBO on fixed noise, in the coordinates where the Fisher information of q is the identity.
 
-There -H is the identity where q is the posterior, so that its eigenvalues speak for themselves: along an eigenvector with
-eigenvalue c a posterior that is locally normal is 1 / sqrt(c) times as wide as q.
+There -H is the identity where q is the posterior, so that its eigenvalues speak for themselves: along an eigenvector
+with eigenvalue c a posterior that is locally normal is 1 / sqrt(c) times as wide as q.
 """
 
 import functools
@@ -30,14 +30,13 @@ _NO_MAXIMUM = (
 class WhitenedHessian:
     """-H in whitened coordinates, dense or by its products.
 
-    Raises ValueError where the target or the factors are not twice differentiable.
+    Raises ValueError, naming `purpose`, where the target or the factors are not twice differentiable.
     """
 
-    def __init__(self, target: AbstractTarget, q: MeanField, key):
+    def __init__(self, target: AbstractTarget, q: MeanField, key, purpose: str = "linear response"):
         if target.order < 2 or not q.reparameterised:
             raise ValueError(
-                "linear response needs the Hessian of a twice differentiable target under Normal or LogNormal factors; "
-                'use kind="mean_field"'
+                f"{purpose} needs the Hessian of a twice differentiable target under Normal or LogNormal factors"
             )
         rng = np.random.default_rng(np.asarray(jax.random.key_data(key)).astype(np.uint32))
         self.q = q

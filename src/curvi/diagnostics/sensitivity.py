@@ -73,10 +73,10 @@ class Sensitivity:
 
 
 def sensitivity(fit: "Fit", perturbation, at=0.0) -> Sensitivity:
-    """The change of all posterior means with t, where `perturbation(theta, t)` is added to ln p; see `Fit.sensitivity`."""
+    """The change of all posterior means with t; see `Fit.sensitivity`."""
     if not callable(perturbation):
         raise ValueError(f"perturbation must be a function of theta and t; got {type(perturbation).__name__}")
-    curved = WhitenedHessian(fit.target, fit.q, jax.random.key(0))
+    curved = WhitenedHessian(fit.target, fit.q, jax.random.key(0), "sensitivity")
     t = jnp.asarray(at, fit.q.params.dtype)
     shape = jax.eval_shape(perturbation, fit.q.to_model(fit.q.from_normal(curved.noise[0]))[0], t)
     if getattr(shape, "shape", None) != ():
@@ -88,7 +88,7 @@ def sensitivity(fit: "Fit", perturbation, at=0.0) -> Sensitivity:
     moved = [mean_shift(fit.target, fit.q, step, curved.noise) for step in steps]
     mean = fit.mean()
     derivative = {
-        name: np.stack([np.asarray(one[name], dtype=float) for one in moved], -1).reshape(*mean[name].shape, *t.shape)
+        name: np.stack([np.asarray(one[name], dtype=float) for one in moved], -1).reshape((*mean[name].shape, *t.shape))
         for name in mean
     }
     return Sensitivity(derivative, mean, fit.sd(), np.asarray(t, dtype=float))

@@ -252,6 +252,12 @@ class Fit:
 
         return to_arviz(self, jax.random.key(0) if key is None else key, num_draws, predictive)
 
+    def report(self, path, title: str | None = None) -> None:
+        """Write one self-contained HTML page: the verdict, progress, posterior, k-hat, curvature and cost."""
+        from curvi.report.html import write_report
+
+        write_report(self, path, title)
+
     def __str__(self) -> str:
         from curvi.report.text import verdict
 

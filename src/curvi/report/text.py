@@ -25,13 +25,13 @@ _NEXT = {
 }
 
 
-def next_step(fit: "Fit", khat: float | None) -> str:
-    """What to do next."""
+def next_step(fit: "Fit", khat: float | None, page: bool = False) -> str:
+    """What to do next; `page` where the report is already there."""
     if not fit.converged:
         return _NEXT[fit.outcome]
     if khat is not None and np.isfinite(khat) and khat > _LARGE_KHAT:
         return "fit.summary() compares sds with linear response; where they differ much, latents are correlated"
-    return "fit.summary() for the posterior, fit.sample(key, n) for draws, fit.report('report.html')"
+    return "fit.sample(key, n) for draws, fit.summary() for a table" + ("" if page else ", fit.report(path) for a page")
 
 
 def verdict(fit: "Fit") -> str:

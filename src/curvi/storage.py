@@ -84,7 +84,7 @@ def load(path, target: AbstractTarget | None = None) -> Fit:
     arrays = [_array(members[_array_name(i)]) for i in range(len(members) - 1)]
     q = _read_q(said["q"], arrays, target)
     target = MissingTarget(tuple(s.latent for s in q.layout.slots), {}, said["order"]) if target is None else target
-    history = History(**{name: arrays[index] for name, index in said["history"].items()})
+    history = History(**{name: from_plain(column, arrays) for name, column in said["history"].items()})
     counts = CallCounts(**said["counts"])
     fit = Fit(
         q=q.onto(target),
@@ -125,7 +125,7 @@ def _describe(fit: Fit, arrays: list[np.ndarray]) -> dict:
         "khat": keep(vars(fit).get("khat")),
         "counts": dataclasses.asdict(fit.counts),
         "seconds": dataclasses.asdict(fit.seconds),
-        "history": {name: keep(np.asarray(column))["array"] for name, column in vars(fit.history).items()},
+        "history": {name: keep(np.asarray(column)) for name, column in vars(fit.history).items()},
         "start_elbos": keep(fit.start_elbos),
         "error_copies": keep(fit.error_copies),
         "order": fit.target.order,

@@ -19,8 +19,6 @@ from curvi import Outcome, Target
 from curvi.report import svg
 from curvi.report.html import page
 
-sys.path.insert(0, str(Path(__file__).parent))
-
 KEY = jax.random.key(0)
 
 

@@ -128,7 +128,7 @@ def extreme_eigenpairs(curved: WhitenedHessian, count: int) -> tuple[np.ndarray,
         values, vectors = np.linalg.eigh(dense)
         chosen = np.unique(np.concatenate([np.arange(count), np.arange(size - count, size)]))
         return values[chosen], vectors[:, chosen]
-    operator = LinearOperator((size, size), matvec=curved.product, dtype=np.float64)
+    operator = LinearOperator((size, size), matvec=curved.product, dtype=np.float64)  # pyright: ignore[reportCallIssue]
     # Both ends at once; a thousandth of q's own curvature is more than enough to read.
     options = {"k": 2 * count, "which": "BE", "tol": 1e-3, "v0": np.random.default_rng(0).normal(size=size)}
     try:

@@ -2,7 +2,7 @@
 
 import time
 
-from curvi.results import Seconds
+from curvi.ledger import Seconds
 
 
 class Clock:

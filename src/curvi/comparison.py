@@ -6,7 +6,8 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from curvi.results import Fit, mean_and_error
+from curvi.ledger import mean_and_error
+from curvi.results import Fit
 from curvi.target import AbstractTarget
 
 _DRAWS = 4096

@@ -100,6 +100,7 @@ def fit(
         method=method,
         error_copies=run.error_copies(),
         start_elbos=run.start_elbos if start is None or run.start_elbos is not None else start.start_elbos,
+        suspects=run.suspects,
         paused=Paused(words, kind, run.pack(), history, counts, float(tolerance)),
     )
 

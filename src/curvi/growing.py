@@ -8,15 +8,16 @@ import jax
 import numpy as np
 
 from curvi.clock import Clock
+from curvi.drawing import FINAL_DRAWS, log_ratios
 from curvi.estimate.design import matched_noise
 from curvi.family import MeanField
 from curvi.family.continuous import Normal
+from curvi.ledger import CallCounts, History, as_finite_or_inf, mean_and_error
 from curvi.methods import growing_draws as program
 from curvi.methods.growing_draws import CHUNK, GrowingDraws, Noise, Reply, Request
 from curvi.outcome import Outcome
 from curvi.paused import Paused
 from curvi.progress import Progress
-from curvi.results import FINAL_DRAWS, CallCounts, History, as_finite_or_inf, log_ratios, mean_and_error
 from curvi.start import find_start
 from curvi.target import AbstractTarget
 
@@ -72,6 +73,7 @@ class GrowingRun:
     ):
         self.num_starts = num_starts
         self.start_elbos: np.ndarray | None = None
+        self.suspects: tuple[str, ...] = ()
         self.method, self.target, self.clock, self.display = method, target, clock, display
         self.key = key
         # Words of the key seed the host's generators: every operation of JAX outside the program would cost a

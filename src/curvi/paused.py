@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from curvi.results import CallCounts, Fit, History
+from curvi.ledger import CallCounts, History
+from curvi.results import Fit
 
 
 @dataclasses.dataclass(frozen=True)

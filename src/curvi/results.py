@@ -2,10 +2,8 @@
 
 import dataclasses
 import functools
-import warnings
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,54 +12,12 @@ from curvi.diagnostics.curvature_report import CurvatureReport, curvature_report
 from curvi.diagnostics.linear_response import Covariance, linear_response, mean_shift, sample_covariance
 from curvi.diagnostics.psis import KHAT_DRAWS, smooth_weights
 from curvi.diagnostics.sensitivity import Sensitivity, sensitivity
+from curvi.drawing import densities, log_ratios, resample, sample, to_outputs
 from curvi.estimate.draws import Sobol
 from curvi.family import MeanField
+from curvi.ledger import CallCounts, History, Seconds
 from curvi.outcome import Outcome
 from curvi.target import AbstractTarget, origin_of
-
-
-@dataclasses.dataclass(frozen=True)
-class CallCounts:
-    """Calls of the model, each counted per draw: checks, rejected steps and the final evaluation included."""
-
-    log_density: int = 0
-    gradient: int = 0
-    hvp: int = 0
-
-    def plus(self, log_density=0, gradient=0, hvp=0) -> "CallCounts":
-        return CallCounts(self.log_density + int(log_density), self.gradient + int(gradient), self.hvp + int(hvp))
-
-
-@dataclasses.dataclass(frozen=True)
-class Seconds:
-    """Wall time: `compile` until the programs stood ready, `run` for everything else."""
-
-    compile: float
-    run: float
-
-
-@dataclasses.dataclass(frozen=True)
-class History:
-    """Arrays with one entry a step: the estimates that the step made and what had been spent by then."""
-
-    elbo: np.ndarray
-    elbo_se: np.ndarray
-    remaining_gain: np.ndarray
-    remaining_gain_se: np.ndarray
-    log_density: np.ndarray
-    seconds: np.ndarray
-    num_draws: np.ndarray
-    radius: np.ndarray
-    accepted: np.ndarray
-    curvature_weight: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.elbo)
-
-    def then(self, later: "History") -> "History":
-        """This history with a later one after it."""
-        names = [field.name for field in dataclasses.fields(self)]
-        return History(**{name: np.concatenate([getattr(self, name), getattr(later, name)]) for name in names})
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -81,6 +37,8 @@ class Fit:
         definite.
     history, counts, seconds
         What happened, and what it cost.
+    suspects
+        Where the outcome speaks of trouble: the elements of latents that show it most.
     """
 
     q: MeanField
@@ -96,6 +54,7 @@ class Fit:
     method: object = dataclasses.field(repr=False, default=None)
     start_elbos: np.ndarray | None = dataclasses.field(repr=False, default=None)
     error_copies: np.ndarray | None = dataclasses.field(repr=False, default=None)
+    suspects: tuple[str, ...] = ()
     paused: Any = dataclasses.field(repr=False, default=None)  # a `curvi.paused.Paused`: what going on takes
 
     @property
@@ -106,7 +65,7 @@ class Fit:
         """`num_draws` draws by name, on the model's own supports, with the model's further outputs."""
         if num_draws < 1:
             raise ValueError(f"num_draws must be at least 1; got {num_draws}")
-        return _sample(self.target, self.q, jax.random.split(key, num_draws))
+        return sample(self.target, self.q, jax.random.split(key, num_draws))
 
     def log_ratios(self, key, num_draws: int) -> jax.Array:
         """ln p - ln q of fresh draws on the full data; their mean is the ELBO."""
@@ -121,7 +80,7 @@ class Fit:
     def _even_draws(self) -> dict[str, np.ndarray]:
         # Closed forms exist on working coordinates only; 4,096 fixed quasi-random draws give means on the supports.
         # Drawn outside of any compiled program: the points would be a constant of it.
-        draws = _to_outputs(self.target, self.q, Sobol().sample(self.q, jax.random.key(0), 4096))
+        draws = to_outputs(self.target, self.q, Sobol().sample(self.q, jax.random.key(0), 4096))
         return {name: np.asarray(draw) for name, draw in draws.items()}
 
     def quantiles(self, probabilities) -> dict[str, np.ndarray]:
@@ -201,7 +160,7 @@ class Fit:
         Chosen with replacement among `num_proposals` draws of q, ten times as many by default and at least 4,096. Warns
         where k-hat says that the weights are not to be relied on.
         """
-        return resample(self, key, num_draws, num_proposals)
+        return resample(self.target, self.q, key, num_draws, num_proposals)
 
     # -- ways out -----------------------------------------------------------------------------------------------------
 
@@ -222,7 +181,7 @@ class Fit:
         if num_draws < 1:
             raise ValueError(f"num_draws must be at least 1; got {num_draws}")
         keys = jax.random.split(key, num_draws)
-        return _sample(self.target, self.q, keys), *_densities(self.target, self.q, keys)
+        return sample(self.target, self.q, keys), *densities(self.target, self.q, keys)
 
     def predict(self, key, draws: dict) -> dict[str, dict[str, np.ndarray]]:
         """Groups "posterior_predictive" and "log_likelihood" at given draws, where the model has them."""
@@ -275,91 +234,3 @@ def _mean_and_sd(values: np.ndarray):
 def _check_kind(kind: str) -> None:
     if kind not in ("mean_field", "linear_response"):
         raise ValueError(f'kind must be "mean_field" or "linear_response"; got {kind!r}')
-
-
-@eqx.filter_jit
-def _sample(target, q, keys):
-    return _to_outputs(target, q, jax.vmap(q.sample)(keys))
-
-
-@eqx.filter_jit
-def _to_outputs(target, q, draws):
-    def one(x):
-        theta, _ = q.to_model(x)
-        return theta if target.outputs is None else {**theta, **target.outputs(theta)}
-
-    return jax.vmap(one)(draws)
-
-
-def resample(fit: Fit, key, num_draws: int, num_proposals: int | None = None) -> dict[str, np.ndarray]:
-    """Draws chosen by smoothed importance weights; see `Fit.resample`."""
-    wanted = max(10 * num_draws, KHAT_DRAWS) if num_proposals is None else num_proposals
-    if num_draws < 1 or wanted < num_draws:
-        raise ValueError(f"num_draws must be from 1 to num_proposals; got {num_draws} of {wanted}")
-    key_propose, key_choose = jax.random.split(key)
-    chunks = -(-wanted // _CHUNK)
-    keys = jax.random.split(key_propose, chunks * _CHUNK).reshape(chunks, _CHUNK)
-    # The same keys give the same draws here and there.
-    ratios = _log_ratio_chunks(fit.target, fit.q, keys)[:wanted]
-    weights = smooth_weights(ratios)
-    if weights.khat > 0.7:
-        warnings.warn(
-            f"k-hat is {weights.khat:.2f}: a few draws carry most of the weight, and resampled draws are not draws of "
-            "the posterior; fit.sample gives those of q",
-            stacklevel=3,
-        )
-    rng = np.random.default_rng(np.asarray(jax.random.key_data(key_choose)).astype(np.uint32))
-    chosen = rng.choice(wanted, num_draws, p=np.exp(weights.log_weights))
-    draws = _sample(fit.target, fit.q, keys.reshape(-1)[chosen])
-    return {name: np.asarray(draw) for name, draw in draws.items()}
-
-
-FINAL_DRAWS = 4096  # behind the ELBO of a fit
-_CHUNK = 256
-
-
-def log_ratios(target: AbstractTarget, q: MeanField, key, num_draws: int) -> jax.Array:
-    """ln p - ln q of `num_draws` independent draws on the full data, in chunks so that memory does not grow with
-    their number.
-    """
-    chunks = -(-num_draws // _CHUNK)
-    return _log_ratio_chunks(target, q, jax.random.split(key, chunks * _CHUNK).reshape(chunks, _CHUNK))[:num_draws]
-
-
-@eqx.filter_jit
-def _log_ratio_chunks(target, q, keys):
-    density = target.full()
-
-    def one(key):
-        x = q.sample(key)
-        theta, log_det = q.to_model(x)
-        return density(theta) + log_det - q.log_prob(x)
-
-    return jax.lax.map(jax.vmap(one), keys).reshape(-1)
-
-
-@eqx.filter_jit
-def _densities(target, q, keys):
-    """ln p and ln q of the draws of these keys, on the model's supports, one chunk after the other."""
-    density = target.full()
-
-    def one(key):
-        x = q.sample(key)
-        theta, log_det = q.to_model(x)
-        return density(theta), q.log_prob(x) - log_det
-
-    return jax.lax.map(one, keys, batch_size=_CHUNK)
-
-
-def mean_and_error(values) -> tuple[float, float]:
-    """Mean and its standard error, in double precision; the error is infinite where a value is not finite."""
-    array = np.asarray(values, dtype=np.float64)
-    with np.errstate(invalid="ignore", over="ignore"):
-        mean, error = float(array.mean()), float(array.std(ddof=1) / len(array) ** 0.5)
-    return mean, float("inf") if np.isnan(error) else error
-
-
-def as_finite_or_inf(value) -> float:
-    """A remaining gain as a Python number; what is not a number says nothing, and so counts as infinite."""
-    number = float(jnp.asarray(value))
-    return float("inf") if np.isnan(number) else number

@@ -9,13 +9,14 @@ import numpy as np
 
 from curvi.certificate import certify
 from curvi.clock import Clock
+from curvi.drawing import FINAL_DRAWS, log_ratios
 from curvi.family import MeanField
+from curvi.ledger import CallCounts, History, as_finite_or_inf, mean_and_error
 from curvi.loop import CHUNK, StopRule, blank_smoothed, run_chunk
 from curvi.methods.base import Method
 from curvi.outcome import Outcome
 from curvi.paused import Paused, as_numbers, check_leaves, from_numbers, is_any_array
 from curvi.progress import Progress
-from curvi.results import FINAL_DRAWS, CallCounts, History, as_finite_or_inf, log_ratios, mean_and_error
 from curvi.start import find_start
 from curvi.target import AbstractTarget
 
@@ -44,6 +45,7 @@ class StepwiseRun:
             self.counts = CallCounts(log_density=calls)
         self.gain, self.gain_se = float("inf"), float("inf")
         self.start_elbos = None
+        self.suspects: tuple[str, ...] = ()
         self.state = method.init(target, q, self.key)
         self.smoothed = blank_smoothed(q.params.dtype)
         self.records: list = []

@@ -18,10 +18,11 @@ import jax
 import numpy as np
 
 from curvi.family.mean_field import Layout, MeanField, Slot
+from curvi.ledger import CallCounts, History, Seconds
 from curvi.outcome import Outcome
 from curvi.paused import Paused
 from curvi.plain import CannotSaveError, from_plain, to_plain
-from curvi.results import CallCounts, Fit, History, Seconds
+from curvi.results import Fit
 from curvi.target import AbstractTarget, Latent
 
 _FORMAT, _VERSION = "curvi fit", 1
@@ -97,6 +98,7 @@ def load(path, target: AbstractTarget | None = None) -> Fit:
         method=from_plain(said["method"], arrays),
         start_elbos=from_plain(said["start_elbos"], arrays),
         error_copies=from_plain(said["error_copies"], arrays),
+        suspects=tuple(said["suspects"]),
         paused=_read_paused(said["paused"], arrays, history, counts),
     )
     if said["khat"] is not None:
@@ -128,6 +130,7 @@ def _describe(fit: Fit, arrays: list[np.ndarray]) -> dict:
         "history": {name: keep(np.asarray(column)) for name, column in vars(fit.history).items()},
         "start_elbos": keep(fit.start_elbos),
         "error_copies": keep(fit.error_copies),
+        "suspects": list(fit.suspects),
         "order": fit.target.order,
         "method": method,
         "q": _describe_q(fit.q, arrays),

@@ -60,9 +60,11 @@ def _verdict(fit: "Fit", heading: str) -> str:
         for name, value, words in cards
     )
     kind = "done" if fit.converged else "open"
+    named = fit.suspects and not fit.converged
+    suspects = f"<p><strong>Look at:</strong> {escape(', '.join(fit.suspects))}</p>\n" if named else ""
     return (
         f'<header class="{kind}"><h1>{escape(heading)}</h1><p class="badge">{_word(fit)}</p>\n'
-        f"<p>{escape(_sentence(fit.outcome.message))}</p>\n"
+        f"<p>{escape(_sentence(fit.outcome.message))}</p>\n{suspects}"
         f"<p><strong>Next:</strong> {escape(next_step(fit, khat, page=True))}.</p></header>\n"
         f'<section class="cards">\n{boxes}\n</section>'
     )

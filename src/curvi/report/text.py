@@ -52,6 +52,8 @@ def verdict(fit: "Fit") -> str:
     }
     name = type(fit.method).__name__ if fit.method is not None else None
     head = f"curvi fit: {'converged' if fit.converged else 'not converged'}" + (f" ({name})" if name else "")
+    if fit.suspects and not fit.converged:
+        rows = {"look at": ", ".join(fit.suspects), **rows}
     return "\n".join([head, textwrap.indent(fit.outcome.message, "  "), *(_line(*row) for row in rows.items())])
 
 

@@ -146,6 +146,19 @@ def test_points_stand_where_they_should():
     assert "nothing finite" in svg.line_chart([1.0], [np.nan], label="x", x_name="t")
 
 
+def test_labels_at_the_edge_are_moved_inwards(tmp_path):
+    charts = [
+        svg.line_chart([0.005, 0.0064], [-123456.0, -123450.0], label="x", x_name="t"),
+        svg.line_chart(
+            [1.0, 12000.0], [1e-12, 1e-11], label="x", x_name="t", log=True, level=1e-11, level_name="level"
+        ),
+        svg.intervals([("a rather long name of a latent[12]", 0.0, (-0.1, 0.1), (-1e-9, 0.1248))], "x"),
+    ]
+    body = "".join(f"<figure>{chart}</figure>" for chart in charts)
+    found = look(page(bits()).replace("</main>", f"{body}</main>"), 390, tmp_path)
+    assert found["cut"] == [] and found["small"] == []
+
+
 # -- in a browser -----------------------------------------------------------------------------------------------------
 
 

@@ -106,7 +106,7 @@ def test_khat_agrees_with_arviz_on_the_same_draws():
     for found in (gaussian(), heavy()):
         ratios = np.asarray(found.log_ratios(KEY, 4096))
         assert np.isclose(found.khat, float(arviz.psislw(ratios)[1]), rtol=1e-6)
-    # Where the largest ratio is common, ArviZ finds no tail and says infinity: the ratios are bounded, so the other one.
+    # Where the largest ratio is common, ArviZ finds no tail and says infinity; but then the ratios are bounded.
     assert discrete().khat == -np.inf
 
 

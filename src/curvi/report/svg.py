@@ -76,6 +76,12 @@ def text(x: float, y: float, words: str, anchor: str = "start", kind: str = "") 
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{attribute}>{escape(words)}</text>'
 
 
+def tick_label(x: float, y: float, words: str) -> str:
+    """Words under a tick, moved inwards where they would be cut off."""
+    half = 3.7 * len(words) + 1
+    return text(min(max(x, half), WIDTH - half), y, words, "middle")
+
+
 def line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
     return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" class="{kind}"/>'
 
@@ -103,7 +109,7 @@ def line_chart(x, y, *, label: str, x_name: str, log: bool = False, floor=None, 
         parts.append(line(_LEFT, up(tick), WIDTH - _RIGHT, up(tick), "grid"))
         parts.append(text(_LEFT - 5, up(tick) + 4, short(tick), "end"))
     for tick in across.ticks():
-        parts.append(text(across(tick), height - _BOTTOM + 16, short(tick), "middle"))
+        parts.append(tick_label(across(tick), height - _BOTTOM + 16, short(tick)))
     parts.append(line(_LEFT, height - _BOTTOM, WIDTH - _RIGHT, height - _BOTTOM, "axis"))
     parts.append(text((_LEFT + WIDTH - _RIGHT) / 2, height - 5, x_name, "middle", "quiet"))
     if level is not None:
@@ -137,7 +143,7 @@ def intervals(rows: Sequence[tuple[str, float, tuple[float, float], tuple[float,
     parts = []
     for tick in even_ticks(low, high, 4):
         parts.append(line(across(tick), _TOP - 4, across(tick), bottom, "grid"))
-        parts.append(text(across(tick), bottom + 16, short(tick), "middle"))
+        parts.append(tick_label(across(tick), bottom + 16, short(tick)))
     for i, (name, mean, q, response) in enumerate(rows):
         y = _TOP + pitch * (i + 0.5) - 2
         shown = name if len(name) <= 19 else name[:8] + "…" + name[-10:]

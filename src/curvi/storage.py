@@ -23,11 +23,15 @@ from curvi.outcome import Outcome
 from curvi.paused import Paused
 from curvi.plain import CannotSaveError, from_plain, to_plain
 from curvi.results import Fit
-from curvi.target import AbstractTarget, Latent
+from curvi.target import AbstractTarget, Latent, Origin
 
 _FORMAT, _VERSION = "curvi fit", 1
 _TEXT, _CHECKSUM = "fit.json", "sha256"
 _NUMBERS = ("elbo", "elbo_se", "remaining_gain", "remaining_gain_se")
+
+
+def _refuse(*_):
+    raise ValueError("this needs the target, which a file does not hold: curvi.load(path, target=target)")
 
 
 class MissingTarget(AbstractTarget):
@@ -37,12 +41,13 @@ class MissingTarget(AbstractTarget):
     init: dict
     order: int = eqx.field(static=True)
     outputs: None = None
+    origin: Origin = eqx.field(static=True, default=Origin(predict=_refuse))
 
     def batch(self, key):
-        raise ValueError("this needs the target, which a file does not hold: curvi.load(path, target=target)")
+        return _refuse()
 
     def full(self):
-        return self.batch(None)
+        return _refuse()
 
 
 def save(fit: Fit, path) -> None:

@@ -93,6 +93,10 @@ def test_without_the_target_a_fit_has_draws_and_says_what_it_lacks(path):
         lambda: found.log_ratios(KEY, 5),
         lambda: found.sd("linear_response"),
         lambda: found.resample(KEY, 5),
+        lambda: found.predictive(KEY, 5),
+        lambda: found.curvature_report(),
+        lambda: found.sensitivity(lambda theta, t: t * theta["s"]),
+        lambda: curvi.compare(found, found),
     ):
         with pytest.raises(ValueError, match=r"curvi.load\(path, target=target\)"):
             lacking()

@@ -32,6 +32,7 @@ figcaption { font-size: 0.85rem; color: var(--quiet); overflow-wrap: anywhere; }
 svg { width: 100%; height: auto; display: block; }
 svg text { font-size: 12px; fill: var(--ink); font-family: inherit; }
 svg text.quiet { fill: var(--quiet); font-size: 11px; }
+svg text.on { fill: var(--quiet); font-size: 11px; paint-order: stroke; stroke: var(--paper); stroke-width: 4px; }
 svg text.strong { font-weight: 700; }
 svg text.name { font-size: 11.5px; }
 line.grid { stroke: var(--rule); stroke-width: 1; }

@@ -104,6 +104,7 @@ def line_chart(x, y, *, label: str, x_name: str, log: bool = False, floor=None, 
     begin = begin if begin > 0.4 * end and end > begin else 0.0
     across = Scale(begin, end if end > begin else begin + 1.0, _LEFT, WIDTH - _RIGHT)
     up = Scale(low, high, height - _BOTTOM, _TOP, log)
+    places = list(zip(across(x), np.clip(up(y), _TOP, height - _BOTTOM)))
     parts = []
     for tick in up.ticks():
         parts.append(line(_LEFT, up(tick), WIDTH - _RIGHT, up(tick), "grid"))
@@ -114,13 +115,29 @@ def line_chart(x, y, *, label: str, x_name: str, log: bool = False, floor=None, 
     parts.append(text((_LEFT + WIDTH - _RIGHT) / 2, height - 5, x_name, "middle", "quiet"))
     if level is not None:
         parts.append(line(_LEFT, up(level), WIDTH - _RIGHT, up(level), "level"))
-        above = up(level) - 5 > _TOP + 8
-        parts.append(text(_LEFT + 4, up(level) + (-5 if above else 14), level_name, "start", "quiet"))
-    places = list(zip(across(x), np.clip(up(y), _TOP, height - _BOTTOM)))
+        parts.append(_level_words(places, float(up(level)), height - _BOTTOM, level_name))
     parts.append('<polyline class="curve" points="' + " ".join(f"{a:.1f},{b:.1f}" for a, b in places) + '"/>')
     if len(places) <= 80:
         parts += [f'<circle class="point" cx="{a:.1f}" cy="{b:.1f}" r="2.6"/>' for a, b in places]
     return frame(height, label, parts)
+
+
+def _level_words(places, level: float, bottom: float, words: str) -> str:
+    """The name of a level line, at the end and on the side of it where the curve is least in the way."""
+    xs, ys = np.array(places).T
+    dense = np.linspace(xs[0], xs[-1], 200)
+    curve, width = np.interp(dense, xs, ys), 6 * len(words)
+    best = None
+    for side, baseline in (("above", level - 5), ("below", level + 14)):
+        if not (11 if side == "above" else 0) < baseline < bottom - 2:
+            continue
+        for end in ("start", "end"):
+            beside = dense < _LEFT + 4 + width if end == "start" else dense > WIDTH - _RIGHT - width
+            hidden = np.sum(beside & (np.abs(curve - (baseline - 4)) < 9))
+            if best is None or hidden < best[0]:
+                best = (hidden, end, baseline)
+    _, end, baseline = best or (0, "start", level - 5)
+    return text(_LEFT + 4 if end == "start" else WIDTH - _RIGHT, baseline, words, end, "on")
 
 
 def _spread(low: float, high: float, log: bool) -> tuple[float, float]:

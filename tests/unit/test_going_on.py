@@ -79,7 +79,7 @@ METHODS = {
 }
 
 
-SLOW = ("Scheme II", "Algorithm 0", "literal", "Hessian-free")
+SLOW = ("Scheme II", "Algorithm 0", "literal", "Hessian-free", "L-BFGS")
 
 
 @pytest.mark.parametrize(

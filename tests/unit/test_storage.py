@@ -126,7 +126,13 @@ def test_a_loaded_fit_goes_on(path):
     assert found.elbo == same_bits.elbo and len(found.history) == len(same_bits.history)
 
 
-@pytest.mark.parametrize("method", [SchemeI(estimator=AnchoredScore(32)), BBVI(optax.adam(0.1), AnchoredScore(32))])
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param(SchemeI(estimator=AnchoredScore(32)), marks=pytest.mark.slow, id="Scheme I"),
+        pytest.param(BBVI(optax.adam(0.1), AnchoredScore(32)), id="BBVI"),
+    ],
+)
 def test_stepwise_methods_go_on_from_a_file(method, tmp_path):
     first = curvi.fit(target(), key=KEY, method=method, num_steps=3, progress=False, tolerance=1e-9)
     first.save(tmp_path / "fit")

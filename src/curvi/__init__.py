@@ -6,10 +6,13 @@ from curvi import factors as factors
 from curvi import methods as methods
 from curvi import solve as solve
 from curvi.adapters.numpyro import from_numpyro as from_numpyro
+from curvi.comparison import Comparison as Comparison
+from curvi.comparison import compare as compare
 from curvi.family import MeanField as MeanField
 from curvi.fit import fit as fit
 from curvi.outcome import Outcome as Outcome
 from curvi.results import Fit as Fit
+from curvi.storage import load as load
 from curvi.target import MinibatchTarget as MinibatchTarget
 from curvi.target import Target as Target
 

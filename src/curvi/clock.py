@@ -2,16 +2,17 @@
 
 import time
 
-from curvi.results import Seconds
+from curvi.ledger import Seconds
 
 
 class Clock:
     """Splits wall time into compilation and running."""
 
-    def __init__(self):
-        self.began = time.perf_counter()
-        self.mark = self.began
-        self.compile = 0.0
+    def __init__(self, earlier: Seconds | None = None):
+        self.mark = time.perf_counter()
+        # A run that goes on counts on from what it had spent.
+        self.began = self.mark - (earlier.compile + earlier.run if earlier else 0.0)
+        self.compile = earlier.compile if earlier else 0.0
 
     def compiled(self):
         """What passed since the last mark was compilation."""

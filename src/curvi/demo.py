@@ -18,9 +18,10 @@ import optax
 from curvi import __version__
 from curvi.estimate import AnchoredScore
 from curvi.fit import fit
+from curvi.ledger import History, mean_and_error
 from curvi.methods import BBVI, Algorithm0, AnyMethod, GrowingDraws, NaturalGradient, SchemeI, SchemeII
 from curvi.outcome import Outcome
-from curvi.results import Fit, History, mean_and_error
+from curvi.results import Fit
 from curvi.solve import ShermanMorrison, Woodbury
 from curvi.target import Target
 

@@ -8,6 +8,7 @@ from curvi.family import MeanField
 from curvi.growing import GrowingRun
 from curvi.methods import AnyMethod, GrowingDraws, SchemeI
 from curvi.methods.base import check_fit
+from curvi.paused import Paused, going_on, key_words
 from curvi.progress import open_progress
 from curvi.results import Fit
 from curvi.stepwise import StepwiseRun
@@ -24,6 +25,7 @@ def fit(
     tolerance: float = 0.05,
     progress: bool = True,
     num_starts: int = 1,
+    start: Fit | None = None,
 ) -> Fit:
     """Fit a factorised q to a target.
 
@@ -46,12 +48,19 @@ def fit(
     num_starts
         Starts of the default method: the given one and random ones around it. The fit goes on from the best;
         `fit.start_elbos` shows what each led to on the first round's draws.
+    start
+        A fit of this target to go on from, as if it had never stopped: after N steps and M more, q and the ELBO have
+        the same bits as after N + M. It has its key, family and method; `num_steps` counts the further steps.
 
     Returns
     -------
     A `Fit`. Numerical trouble is an outcome of it; ValueError is raised for wrong input and where no finite start
     exists.
     """
+    paused = None
+    if start is not None:
+        _check_target(target)
+        key, family, method, paused = going_on(target, start, key, family, method, num_starts)
     _check_input(target, key, family, method, num_steps, tolerance)
     if not isinstance(num_starts, int) or num_starts < 1:
         raise ValueError(f"num_starts must be a positive integer; got {num_starts!r}")
@@ -60,19 +69,23 @@ def fit(
     check_fit(method, target, q)
     if num_starts > 1 and not isinstance(method, GrowingDraws):
         raise ValueError(f"num_starts works with the default method, GrowingDraws; got {type(method).__name__}")
-    clock = Clock()
+    if start is not None and start.converged and start.remaining_gain + 2 * start.remaining_gain_se <= tolerance:
+        return start
+    clock = Clock() if start is None else Clock(start.seconds)
     checks = 0
-    if isinstance(target, MinibatchTarget):
+    if isinstance(target, MinibatchTarget) and paused is None:
         checks = check_scale(target, key)
         clock.compiled()
     limit = method.default_num_steps if num_steps is None else num_steps
     with open_progress(progress, limit, tolerance) as display:
         if isinstance(method, GrowingDraws):
-            run = GrowingRun(method, target, q, key, clock, display, num_starts)
+            run = GrowingRun(method, target, q, key, clock, display, num_starts, paused)
         else:
-            run = StepwiseRun(method, target, q, key, clock, display)
+            run = StepwiseRun(method, target, q, key, clock, display, paused)
         outcome = run.until(limit, tolerance)
         elbo, elbo_se = run.final_elbo()
+    words, kind = key_words(key)
+    counts = run.counts.plus(log_density=checks)
     return Fit(
         q=run.q,
         outcome=outcome,
@@ -80,14 +93,15 @@ def fit(
         elbo_se=elbo_se,
         remaining_gain=run.gain,
         remaining_gain_se=run.gain_se,
-        history=run.history(),
-        counts=run.counts.plus(log_density=checks),
+        history=(history := run.history()),
+        counts=counts,
         seconds=clock.seconds(),
         target=target,
         method=method,
         error_copies=run.error_copies(),
-        start_elbos=run.start_elbos,
+        start_elbos=run.start_elbos if start is None or run.start_elbos is not None else start.start_elbos,
         suspects=run.suspects,
+        paused=Paused(words, kind, run.pack(), history, counts, float(tolerance)),
     )
 
 
@@ -95,11 +109,15 @@ def _default_method(target: AbstractTarget, q: MeanField) -> AnyMethod:
     return GrowingDraws() if target.order >= 1 and q.reparameterised else SchemeI()
 
 
-def _check_input(target, key, family, method, num_steps, tolerance) -> None:
+def _check_target(target) -> None:
     if not isinstance(target, AbstractTarget):
         raise ValueError(
             f"target must be a curvi Target, MinibatchTarget or from_numpyro(model, ...); got {type(target).__name__}"
         )
+
+
+def _check_input(target, key, family, method, num_steps, tolerance) -> None:
+    _check_target(target)
     check_key(key)
     if family is not None and not isinstance(family, MeanField):
         raise ValueError(f"family must be a curvi.MeanField of the target; got {type(family).__name__}")

@@ -2,59 +2,25 @@
 
 import dataclasses
 import functools
+from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from curvi.diagnostics.curvature_report import CurvatureReport, curvature_report
 from curvi.diagnostics.linear_response import Covariance, linear_response, mean_shift, sample_covariance
+from curvi.diagnostics.psis import KHAT_DRAWS, smooth_weights
+from curvi.diagnostics.sensitivity import Sensitivity, sensitivity
+from curvi.drawing import densities, log_ratios, resample, sample, to_outputs
 from curvi.estimate.draws import Sobol
 from curvi.family import MeanField
+from curvi.ledger import CallCounts, History, Seconds
 from curvi.outcome import Outcome
-from curvi.target import AbstractTarget
+from curvi.target import AbstractTarget, origin_of
 
 
-@dataclasses.dataclass(frozen=True)
-class CallCounts:
-    """Calls of the model, each counted per draw: checks, rejected steps and the final evaluation included."""
-
-    log_density: int = 0
-    gradient: int = 0
-    hvp: int = 0
-
-    def plus(self, log_density=0, gradient=0, hvp=0) -> "CallCounts":
-        return CallCounts(self.log_density + int(log_density), self.gradient + int(gradient), self.hvp + int(hvp))
-
-
-@dataclasses.dataclass(frozen=True)
-class Seconds:
-    """Wall time: `compile` until the programs stood ready, `run` for everything else."""
-
-    compile: float
-    run: float
-
-
-@dataclasses.dataclass(frozen=True)
-class History:
-    """Arrays with one entry a step: the estimates that the step made and what had been spent by then."""
-
-    elbo: np.ndarray
-    elbo_se: np.ndarray
-    remaining_gain: np.ndarray
-    remaining_gain_se: np.ndarray
-    log_density: np.ndarray
-    seconds: np.ndarray
-    num_draws: np.ndarray
-    radius: np.ndarray
-    accepted: np.ndarray
-    curvature_weight: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.elbo)
-
-
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Fit:
     """A fitted q with its verdict.
 
@@ -89,6 +55,7 @@ class Fit:
     start_elbos: np.ndarray | None = dataclasses.field(repr=False, default=None)
     error_copies: np.ndarray | None = dataclasses.field(repr=False, default=None)
     suspects: tuple[str, ...] = ()
+    paused: Any = dataclasses.field(repr=False, default=None)  # a `curvi.paused.Paused`: what going on takes
 
     @property
     def converged(self) -> bool:
@@ -98,7 +65,7 @@ class Fit:
         """`num_draws` draws by name, on the model's own supports, with the model's further outputs."""
         if num_draws < 1:
             raise ValueError(f"num_draws must be at least 1; got {num_draws}")
-        return _sample(self.target, self.q, jax.random.split(key, num_draws))
+        return sample(self.target, self.q, jax.random.split(key, num_draws))
 
     def log_ratios(self, key, num_draws: int) -> jax.Array:
         """ln p - ln q of fresh draws on the full data; their mean is the ELBO."""
@@ -108,10 +75,20 @@ class Fit:
 
     @functools.cached_property
     def _moments(self):
+        return {name: _mean_and_sd(draws) for name, draws in self._even_draws().items()}
+
+    def _even_draws(self) -> dict[str, np.ndarray]:
         # Closed forms exist on working coordinates only; 4,096 fixed quasi-random draws give means on the supports.
         # Drawn outside of any compiled program: the points would be a constant of it.
-        draws = _to_outputs(self.target, self.q, Sobol().sample(self.q, jax.random.key(0), 4096))
-        return {name: _mean_and_sd(np.asarray(v)) for name, v in draws.items()}
+        draws = to_outputs(self.target, self.q, Sobol().sample(self.q, jax.random.key(0), 4096))
+        return {name: np.asarray(draw) for name, draw in draws.items()}
+
+    def quantiles(self, probabilities) -> dict[str, np.ndarray]:
+        """Posterior quantiles by name, on the model's supports, with a first axis for the probabilities."""
+        wanted = np.atleast_1d(np.asarray(probabilities, dtype=float))
+        if wanted.size == 0 or not np.all((wanted > 0) & (wanted < 1)):
+            raise ValueError(f"probabilities must lie between 0 and 1; got {probabilities!r}")
+        return {name: np.quantile(draws, wanted, axis=0) for name, draws in self._even_draws().items()}
 
     def mean(self) -> dict[str, np.ndarray]:
         """Posterior means by name, on the model's supports."""
@@ -147,19 +124,107 @@ class Fit:
         sd = self.sd()
         return {name: np.sqrt(np.mean([np.square(m[name]) for m in moved], 0)) / sd[name] for name in moved[0]}
 
+    # -- what the curvature tells -------------------------------------------------------------------------------------
+
+    def sensitivity(self, perturbation, at=0.0) -> Sensitivity:
+        """The change of posterior means when `perturbation(theta, t)` is added to ln p, to first order in t.
+
+        Parameters
+        ----------
+        perturbation
+            Takes the dict of latents and t, returns a number: the change of ln p. At `at` it must be nothing, or
+            constant in theta: the fit is one with t = `at`.
+        at
+            The t of the fit: a number, or an array (one weight an observation).
+        """
+        return sensitivity(self, perturbation, at)
+
+    def curvature_report(self, num_directions: int = 3) -> CurvatureReport:
+        """Directions in which the posterior is flat, stiff or leads upwards, by latent name: `num_directions` from
+        either end of the spectrum of the whitened Hessian.
+        """
+        return curvature_report(self, num_directions)
+
+    # -- how far q is from the posterior ------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def khat(self) -> float:
+        """Shape of the tail of the importance ratios p / q: below 0.5 q is close to the posterior, up to 0.7 importance
+        weights correct it, beyond they do not. Minus infinity where the ratios do not vary.
+        """
+        return smooth_weights(self.log_ratios(jax.random.key(0), KHAT_DRAWS)).khat
+
+    def resample(self, key, num_draws: int, num_proposals: int | None = None) -> dict[str, np.ndarray]:
+        """`num_draws` draws that importance weights, Pareto-smoothed, have moved from q towards the posterior.
+
+        Chosen with replacement among `num_proposals` draws of q, ten times as many by default and at least 4,096. Warns
+        where k-hat says that the weights are not to be relied on.
+        """
+        return resample(self.target, self.q, key, num_draws, num_proposals)
+
+    # -- ways out -----------------------------------------------------------------------------------------------------
+
+    def summary(self, probabilities=(0.05, 0.5, 0.95)):
+        """A table, one row a scalar: mean, sds, quantiles, error. It prints, and has `to_dict()` and `to_pandas()`."""
+        from curvi.report.table import summarise
+
+        return summarise(self, probabilities)
+
+    def save(self, path) -> None:
+        """Write the fit to one file, for `curvi.load`. The target is not in it; what going on takes is."""
+        from curvi.storage import save
+
+        save(self, path)
+
+    def draws_and_densities(self, key, num_draws: int):
+        """The draws of `sample` with ln p(theta, X) on the full data and ln q(theta), on the model's supports."""
+        if num_draws < 1:
+            raise ValueError(f"num_draws must be at least 1; got {num_draws}")
+        keys = jax.random.split(key, num_draws)
+        return sample(self.target, self.q, keys), *densities(self.target, self.q, keys)
+
+    def predict(self, key, draws: dict) -> dict[str, dict[str, np.ndarray]]:
+        """Groups "posterior_predictive" and "log_likelihood" at given draws, where the model has them."""
+        if (predict := origin_of(self.target).predict) is None:
+            raise ValueError(
+                "the target has no model that could predict: a log density alone does not tell how data arise. "
+                "Use a target of from_numpyro or from_pymc"
+            )
+        return predict(key, draws)
+
+    def predictive(self, key, num_draws: int) -> dict[str, dict[str, np.ndarray]]:
+        """Groups of draws by name: "posterior", and where the model has observations "posterior_predictive" (new data)
+        and "log_likelihood" (of each observation, as `arviz.loo` takes it).
+        """
+        key_draw, key_predict = jax.random.split(key)
+        draws = self.sample(key_draw, num_draws)
+        return {"posterior": {name: np.asarray(v) for name, v in draws.items()}, **self.predict(key_predict, draws)}
+
+    def to_arviz(self, num_draws: int = 1000, key=None, predictive: bool = False):
+        """Draws for ArviZ: InferenceData on ArviZ 0.x, a DataTree on 1.x.
+
+        Groups: posterior; sample_stats with `lp` (ln p) and `log_q` of each draw, for `arviz.psislw(lp - log_q)`;
+        observed_data where the model has it; posterior_predictive and log_likelihood with `predictive=True`.
+        Attributes say how the fit ended. `key` chooses the draws.
+        """
+        from curvi.report.arviz import to_arviz
+
+        return to_arviz(self, jax.random.key(0) if key is None else key, num_draws, predictive)
+
+    def report(self, path, title: str | None = None) -> None:
+        """Write one self-contained HTML page: the verdict, progress, posterior, k-hat, curvature and cost."""
+        from curvi.report.html import write_report
+
+        write_report(self, path, title)
+
     def __str__(self) -> str:
-        head = "converged" if self.converged else "not converged"
-        return "\n".join(
-            [
-                f"curvi fit: {head} ({self.outcome.message})",
-                *([f"  look at         {', '.join(self.suspects)}"] if self.suspects and not self.converged else []),
-                f"  ELBO            {self.elbo:.4f} +- {self.elbo_se:.4f}",
-                f"  remaining gain  {self.remaining_gain:.3g} +- {self.remaining_gain_se:.2g} nats",
-                f"  cost            {len(self.history)} steps; calls: {self.counts.log_density} log density, "
-                f"{self.counts.gradient} gradient, {self.counts.hvp} Hessian-vector",
-                f"  seconds         {self.seconds.compile:.2f} compiling, {self.seconds.run:.2f} running",
-            ]
-        )
+        from curvi.report.text import verdict
+
+        return verdict(self)
+
+    def __repr__(self) -> str:
+        # Cheap: a debugger or a list shows it often.
+        return f"Fit({self.outcome.name}, elbo={self.elbo:.4f}, remaining_gain={self.remaining_gain:.3g})"
 
 
 def _mean_and_sd(values: np.ndarray):
@@ -169,55 +234,3 @@ def _mean_and_sd(values: np.ndarray):
 def _check_kind(kind: str) -> None:
     if kind not in ("mean_field", "linear_response"):
         raise ValueError(f'kind must be "mean_field" or "linear_response"; got {kind!r}')
-
-
-@eqx.filter_jit
-def _sample(target, q, keys):
-    return _to_outputs(target, q, jax.vmap(q.sample)(keys))
-
-
-@eqx.filter_jit
-def _to_outputs(target, q, draws):
-    def one(x):
-        theta, _ = q.to_model(x)
-        return theta if target.outputs is None else {**theta, **target.outputs(theta)}
-
-    return jax.vmap(one)(draws)
-
-
-FINAL_DRAWS = 4096  # behind the ELBO of a fit
-_CHUNK = 256
-
-
-def log_ratios(target: AbstractTarget, q: MeanField, key, num_draws: int) -> jax.Array:
-    """ln p - ln q of `num_draws` independent draws on the full data, in chunks so that memory does not grow with
-    their number.
-    """
-    chunks = -(-num_draws // _CHUNK)
-    return _log_ratio_chunks(target, q, jax.random.split(key, chunks * _CHUNK).reshape(chunks, _CHUNK))[:num_draws]
-
-
-@eqx.filter_jit
-def _log_ratio_chunks(target, q, keys):
-    density = target.full()
-
-    def one(key):
-        x = q.sample(key)
-        theta, log_det = q.to_model(x)
-        return density(theta) + log_det - q.log_prob(x)
-
-    return jax.lax.map(jax.vmap(one), keys).reshape(-1)
-
-
-def mean_and_error(values) -> tuple[float, float]:
-    """Mean and its standard error, in double precision; the error is infinite where a value is not finite."""
-    array = np.asarray(values, dtype=np.float64)
-    with np.errstate(invalid="ignore", over="ignore"):
-        mean, error = float(array.mean()), float(array.std(ddof=1) / len(array) ** 0.5)
-    return mean, float("inf") if np.isnan(error) else error
-
-
-def as_finite_or_inf(value) -> float:
-    """A remaining gain as a Python number; what is not a number says nothing, and so counts as infinite."""
-    number = float(jnp.asarray(value))
-    return float("inf") if np.isnan(number) else number

@@ -2,18 +2,21 @@
 
 import time
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from curvi.certificate import certify
 from curvi.clock import Clock
+from curvi.drawing import FINAL_DRAWS, log_ratios
 from curvi.family import MeanField
+from curvi.ledger import CallCounts, History, as_finite_or_inf, mean_and_error
 from curvi.loop import CHUNK, StopRule, blank_smoothed, run_chunk
 from curvi.methods.base import Method
 from curvi.outcome import Outcome
+from curvi.paused import Paused, as_numbers, check_leaves, from_numbers, is_any_array
 from curvi.progress import Progress
-from curvi.results import FINAL_DRAWS, CallCounts, History, as_finite_or_inf, log_ratios, mean_and_error
 from curvi.start import find_start
 from curvi.target import AbstractTarget
 
@@ -24,11 +27,22 @@ _CHUNK_SECONDS = 0.25  # how often the host looks at the loop
 class StepwiseRun:
     """Runs a `Method` until a certificate says that little is left to gain."""
 
-    def __init__(self, method: Method, target: AbstractTarget, q: MeanField, key, clock: Clock, display: Progress):
+    def __init__(
+        self,
+        method: Method,
+        target: AbstractTarget,
+        q: MeanField,
+        key,
+        clock: Clock,
+        display: Progress,
+        paused: Paused | None = None,
+    ):
         key_start, self.key, self.key_certify, self.key_final = jax.random.split(key, 4)
         self.method, self.target, self.clock, self.display = method, target, clock, display
-        q, calls = find_start(target, q, key_start)
-        self.counts = CallCounts(log_density=calls)
+        self.counts = CallCounts() if paused is None else paused.counts
+        if paused is None:
+            q, calls = find_start(target, q, key_start)
+            self.counts = CallCounts(log_density=calls)
         self.gain, self.gain_se = float("inf"), float("inf")
         self.start_elbos = None
         self.suspects: tuple[str, ...] = ()
@@ -38,6 +52,9 @@ class StepwiseRun:
         self.seconds: list[np.ndarray] = []
         self.taken = 0
         self.certificates = 0
+        self.earlier: History | None = None
+        if paused is not None:
+            self.unpack(paused)
 
     @property
     def q(self) -> MeanField:
@@ -45,7 +62,9 @@ class StepwiseRun:
 
     def until(self, limit: int, tolerance: float) -> Outcome:
         try:
-            threshold = tolerance
+            # Half the tolerance after each certificate that was asked for in vain.
+            threshold = tolerance * 0.5**self.certificates
+            limit = limit + self.taken
             # A call that takes no step compiles the program, apart from the steps that are timed.
             self._chunk(0, threshold)
             self.clock.compiled()
@@ -56,6 +75,7 @@ class StepwiseRun:
                 if asked and self.certificates < _MAX_CERTIFICATES:
                     if (outcome := self._certify(tolerance)) is not None:
                         return outcome
+                    self.certificates += 1
                     threshold *= 0.5
                     self.smoothed = blank_smoothed(self.q.params.dtype)
                 passed = time.perf_counter() - before
@@ -89,8 +109,7 @@ class StepwiseRun:
 
     def _certify(self, tolerance: float) -> Outcome | None:
         """CONVERGED where a fresh certificate confirms it, else None; keeps what it found."""
-        self.certificates += 1
-        key = jax.random.fold_in(self.key_certify, self.certificates)
+        key = jax.random.fold_in(self.key_certify, self.certificates + 1)
         certificate = certify(self.target, self.q, key)
         self.counts = self.counts.plus(
             certificate.counts.log_density, certificate.counts.gradient, certificate.counts.hvp
@@ -105,7 +124,8 @@ class StepwiseRun:
 
     def _hopeless(self, patience: int = 50) -> bool:
         """Whether the last `patience` steps were all rejected: nothing finite is left to step to."""
-        recent = np.concatenate([r.accepted for r in self.records[-patience:]])[-patience:] if self.records else []
+        parts = [] if self.earlier is None else [self.earlier.accepted]
+        recent = np.concatenate([*parts, *(r.accepted for r in self.records[-patience:])] or [[]])[-patience:]
         return len(recent) == patience and not np.any(recent)
 
     def final_elbo(self) -> tuple[float, float]:
@@ -117,20 +137,41 @@ class StepwiseRun:
         """Nothing: every step has its own draws."""
         return None
 
+    # -- going on later -----------------------------------------------------------------------------------------------
+
+    def pack(self) -> dict[str, np.ndarray]:
+        """All that the next step needs beside the method, the target and the key."""
+        leaves = [*jax.tree.leaves(eqx.filter(self.state, is_any_array)), *jax.tree.leaves(self.smoothed)]
+        packed = {f"leaf {i}": as_numbers(leaf) for i, leaf in enumerate(leaves)}
+        return {**packed, "taken": np.asarray(self.taken), "certificates": np.asarray(self.certificates)}
+
+    def unpack(self, paused: Paused) -> None:
+        """Stand where a run stood when it was packed."""
+        self.earlier, packed = paused.history, paused.state
+        blank = (eqx.filter(self.state, is_any_array), self.smoothed)
+        leaves, tree = jax.tree.flatten(blank)
+        check_leaves(packed, leaves)
+        filled = [from_numbers(packed[f"leaf {i}"], leaf) for i, leaf in enumerate(leaves)]
+        dynamic, self.smoothed = jax.tree.unflatten(tree, filled)
+        self.state = eqx.combine(dynamic, self.state)
+        self.taken, self.certificates = int(packed["taken"]), int(packed["certificates"])
+
     def history(self) -> History:
         if not self.records:
             empty = np.zeros(0)
-            return History(*([empty] * len(History.__dataclass_fields__)))
+            return self.earlier or History(*([empty] * len(History.__dataclass_fields__)))
         records = jax.tree.map(lambda *parts: np.concatenate(parts), *self.records)
-        return History(
+        before = 0 if self.earlier is None or not len(self.earlier) else self.earlier.log_density[-1]
+        history = History(
             elbo=records.elbo,
             elbo_se=records.elbo_se,
             remaining_gain=records.remaining_gain,
             remaining_gain_se=records.remaining_gain_se,
-            log_density=np.cumsum(records.counts.log_density.astype(np.int64)),
+            log_density=before + np.cumsum(records.counts.log_density.astype(np.int64)),
             seconds=np.concatenate(self.seconds),
             num_draws=records.num_draws,
             radius=records.radius,
             accepted=records.accepted,
             curvature_weight=records.curvature_weight,
         )
+        return history if self.earlier is None else self.earlier.then(history)

@@ -13,6 +13,7 @@ import pytest
 
 from curvi import MeanField, fit
 from curvi.curvature import DenseMatrix
+from curvi.drawing import FINAL_DRAWS
 from curvi.estimate import AnchoredScore, Counts, LocalModel, PaperScore, Pathwise
 from curvi.methods import (
     BBVI,
@@ -28,7 +29,6 @@ from curvi.methods import (
     adaptive_rate,
     robbins_monro,
 )
-from curvi.results import FINAL_DRAWS
 from curvi.solve import CG, Dense, LiSSA, ShermanMorrison, Woodbury
 
 TOLERANCE = 0.05

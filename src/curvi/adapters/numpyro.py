@@ -26,6 +26,7 @@ from numpyro.distributions import biject_to, constraints
 from numpyro.infer.util import log_density
 
 from curvi import support as supports_of
+from curvi.adapters.numpyro_origin import numpyro_origin
 from curvi.target import Target
 
 
@@ -67,7 +68,9 @@ def from_numpyro(model: Callable, /, *args, **kwargs) -> Target:
         trace = _trace(handlers.substitute(model, data=theta), args, kwargs)
         return {name: jnp.asarray(trace[name]["value"]) for name in sites.deterministic}
 
-    return Target(log_joint, init, supports, outputs=outputs if sites.deterministic else None)
+    observed = {name: value for name, _, _, value in sites.samples if value is not None and not _is_traced(value)}
+    origin = numpyro_origin(model, args, kwargs, [latent.name for latent in sites.latents], observed)
+    return Target(log_joint, init, supports, outputs=outputs if sites.deterministic else None, origin=origin)
 
 
 @dataclasses.dataclass(frozen=True)

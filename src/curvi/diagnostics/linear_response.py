@@ -18,13 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from curvi.estimate.design import matched_noise
-from curvi.estimate.pathwise import path_log_density
+from curvi.diagnostics.hessian import WhitenedHessian
 from curvi.family import MeanField
 from curvi.target import AbstractTarget
-
-_DRAWS = 512
-_CHUNK = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,38 +57,17 @@ def linear_response(target: AbstractTarget, q: MeanField, key, names=None) -> Co
     """The linear-response covariance of the named latents and outputs, of all by default.
 
     Raises ValueError where the Hessian is not negative definite: q is then no maximum, and its response means nothing.
+    The Hessian is dense: P parameters take P products and O(P^3) operations.
     """
-    if target.order < 2 or not q.reparameterised:
-        raise ValueError(
-            "linear response needs the Hessian of a twice differentiable target under Normal or LogNormal factors; "
-            'use kind="mean_field"'
-        )
+    curved = WhitenedHessian(target, q, key)
     example = jax.eval_shape(lambda: _means_of(target, q, jnp.zeros((1, q.num_factors), q.params.dtype), None))
     chosen = tuple(example) if names is None else tuple([names] if isinstance(names, str) else names)
     if unknown := sorted(set(chosen) - set(example)):
         raise ValueError(f"no latent or output named {', '.join(unknown)}; there are {', '.join(example)}")
-    rng = np.random.default_rng(np.asarray(jax.random.key_data(key)).astype(np.uint32))
-    noise = jnp.asarray(matched_noise(rng, _DRAWS, q.num_factors), q.params.dtype)
-    hessian = _dense_hessian(target, q, noise, jax.random.split(key, _DRAWS // _CHUNK))
-    jacobian = _jacobian(target, q, noise, chosen)
-    factor = q.fisher().factorise()
-    # In whitened coordinates -H is the identity where q is the posterior, and well scaled elsewhere.
-    whiten = jax.vmap(factor.solve)
-    white = np.asarray(whiten(whiten(-hessian).T), dtype=np.float64)
-    rows = np.asarray(whiten(jacobian), dtype=np.float64)
-    white = (white + white.T) / 2
-    try:
-        lower = np.linalg.cholesky(white)
-    except np.linalg.LinAlgError:
-        raise ValueError(
-            "the Hessian of the ELBO is not negative definite here: the fit is no maximum and has no linear response; "
-            "see fit.outcome"
-        ) from None
-    half = np.linalg.solve(lower, rows.T)
-    solution = np.linalg.solve(lower.T, half)
-    residual = np.linalg.norm(white @ solution - rows.T, axis=0) / np.maximum(np.linalg.norm(rows, axis=1), 1e-300)
+    rows = curved.whiten(_jacobian(target, q, curved.noise, chosen))
+    half, residual = curved.solve_half(rows)
     shapes = {name: example[name].shape for name in chosen}
-    return Covariance(half.T @ half, _labels(shapes), shapes, float(residual.max()))
+    return Covariance(half.T @ half, labels_of(shapes), shapes, residual)
 
 
 def sample_covariance(draws: dict, names=None) -> Covariance:
@@ -102,7 +77,7 @@ def sample_covariance(draws: dict, names=None) -> Covariance:
         raise ValueError(f"no latent or output named {', '.join(unknown)}; there are {', '.join(draws)}")
     flat = np.concatenate([np.asarray(draws[name], dtype=float).reshape(len(draws[name]), -1) for name in chosen], 1)
     shapes = {name: np.shape(draws[name])[1:] for name in chosen}
-    return Covariance(np.atleast_2d(np.cov(flat.T)), _labels(shapes), shapes, 0.0)
+    return Covariance(np.atleast_2d(np.cov(flat.T)), labels_of(shapes), shapes, 0.0)
 
 
 def _means_of(target, q: MeanField, noise, names):
@@ -117,9 +92,10 @@ def _means_of(target, q: MeanField, noise, names):
 
 
 @eqx.filter_jit
-def mean_shift(target, q, step):
+def mean_shift(target, q, step, noise=None):
     """How a small step of the parameters moves the means of latents and outputs."""
-    noise = jax.random.normal(jax.random.key(0), (256, q.num_factors), q.params.dtype)
+    if noise is None:
+        noise = jax.random.normal(jax.random.key(0), (256, q.num_factors), q.params.dtype)
     return jax.jvp(lambda params: _means_of(target, q.replace(params), noise, None), (q.params,), (step,))[1]
 
 
@@ -133,29 +109,8 @@ def _jacobian(target, q, noise, names):
     return jax.jacrev(flat)(q.params)
 
 
-@eqx.filter_jit
-def _dense_hessian(target, q, noise, keys):
-    """Hessian of the ELBO on the noise, P products forward over reverse, `_CHUNK` draws and one column at a time."""
-    parts = noise.reshape(-1, _CHUNK, noise.shape[-1])
-
-    def product(v):
-        def chunk(total, part):
-            values, key = part
-            density = target.batch(key)
-
-            def mean(params):
-                moved = q.replace(params)
-                return jax.vmap(lambda e: path_log_density(density, moved, e))(values).mean()
-
-            return total + jax.jvp(jax.grad(mean), (q.params,), (v,))[1] / parts.shape[0], None
-
-        return jax.lax.scan(chunk, jnp.zeros_like(v), (parts, keys))[0]
-
-    columns = jax.lax.map(product, jnp.eye(q.num_params, dtype=q.params.dtype), batch_size=8)
-    return (columns + columns.T) / 2 + q.entropy_hessian().dense()
-
-
-def _labels(shapes) -> tuple[str, ...]:
+def labels_of(shapes) -> tuple[str, ...]:
+    """One name an element, "beta[3]", of quantities with these shapes by name."""
     out = []
     for name, shape in shapes.items():
         if shape == ():

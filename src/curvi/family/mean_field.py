@@ -6,6 +6,7 @@ support, before any bijection. Methods take one draw; `vmap` gives many.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Mapping
 
 import equinox as eqx
@@ -89,6 +90,14 @@ class MeanField(eqx.Module):
         self.layout = Layout(tuple(grouped), tuple(counts), tuple(slots))
         self.params = jnp.asarray(np.concatenate([part.ravel() for parts in starts for part in parts]))
 
+    @classmethod
+    def assemble(cls, params: Float[Array, " P"], layout: Layout) -> "MeanField":
+        """The q with these parts, as a file holds them."""
+        made = object.__new__(cls)
+        object.__setattr__(made, "params", params)
+        object.__setattr__(made, "layout", layout)
+        return made
+
     # -- parameters ---------------------------------------------------------------------------------------------------
 
     @property
@@ -110,6 +119,19 @@ class MeanField(eqx.Module):
 
     def replace(self, params: Float[Array, " P"]) -> "MeanField":
         return eqx.tree_at(lambda q: q.params, self, params)
+
+    def onto(self, target: AbstractTarget) -> "MeanField":
+        """The same q over the latents of another target with the same names, shapes, types and supports."""
+        own = tuple(slot.latent for slot in self.layout.slots)
+        if own == target.latents:
+            return self
+        for latent, other in itertools.zip_longest(own, target.latents):
+            if latent is None or other is None or _describe(latent) != _describe(other):
+                raise ValueError(
+                    f"q has {_describe(latent)} where the target has {_describe(other)}: it belongs to another model"
+                )
+        factors = {slot.latent.name: self.layout.factors[slot.group] for slot in self.layout.slots}
+        return MeanField(target, factors).replace(self.params)
 
     def _groups(self):
         return zip(self.layout.factors, self.layout.counts, strict=True)
@@ -211,6 +233,12 @@ class MeanField(eqx.Module):
             begin = offsets[slot.group] + slot.start * k
             out[slot.latent.name] = slice(begin, begin + slot.count * k)
         return out
+
+
+def _describe(latent: Latent | None) -> str:
+    if latent is None:
+        return "no further latent"
+    return f"'{latent.name}' of shape {latent.shape}, {latent.dtype}, {supports.describe(latent.support)}"
 
 
 def _resolve(latent: Latent, factor: Factor | None) -> Factor:

@@ -7,7 +7,7 @@ import numpy as np
 from curvi.growing.objective import FixedNoise, Look, Objective
 from curvi.growing.sweep import CHUNK
 from curvi.growing.trust_region import solve
-from curvi.results import as_finite_or_inf
+from curvi.ledger import as_finite_or_inf
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,6 +19,7 @@ class Expansion:
     """H0 and its uses; `sigma` is the spread of the q at whose mean it was taken."""
 
     def __init__(self, hessian: np.ndarray, sigma: np.ndarray):
+        self.sigma = sigma
         # None at all where the mean of q is a singular point.
         usable = bool(np.all(np.isfinite(hessian)))
         self.hessian = (hessian + hessian.T) / 2 if usable else np.zeros_like(hessian)

@@ -11,7 +11,7 @@ from curvi.family import MeanField
 from curvi.family.continuous import Normal
 from curvi.growing.expansion import Expansion
 from curvi.growing.sweep import CHUNK, Buffer, Point, run_sweep, split_structure
-from curvi.results import CallCounts
+from curvi.ledger import CallCounts
 from curvi.target import AbstractTarget, MinibatchTarget
 
 MOST_PARTS = 8

@@ -1,5 +1,6 @@
 """Rounds of climbing on fixed draws, the draws that the next round needs, and the verdict."""
 
+import dataclasses
 import math
 import time
 
@@ -7,16 +8,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from curvi.clock import Clock
+from curvi.drawing import FINAL_DRAWS, log_ratios
 from curvi.family import MeanField
 from curvi.growing import doubts
 from curvi.growing.certificate import Bias, Gain, draws_bias, remaining_gain
+from curvi.growing.expansion import Expansion
 from curvi.growing.objective import FixedNoise, Look, Objective, epoch_draws
 from curvi.growing.sweep import CHUNK
 from curvi.growing.trust_region import End, Step, climb
+from curvi.ledger import CallCounts, History, mean_and_error
 from curvi.methods.growing_draws import GrowingDraws
 from curvi.outcome import Outcome
+from curvi.paused import Paused
 from curvi.progress import Progress
-from curvi.results import FINAL_DRAWS, CallCounts, History, log_ratios, mean_and_error
 from curvi.start import find_start
 from curvi.suspects import name_suspects
 from curvi.target import AbstractTarget
@@ -39,6 +43,23 @@ _MOST_CHECK_DRAWS, _LEAST_CHECK_DRAWS, _LARGE = 1024, 256, 64
 _FOR_CLIMBING, _FOR_CERTIFYING, _FOR_CHECKING, _FOR_SECOND_THOUGHTS, _FOR_STARTS, _FOR_KICKS = range(6)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Cut:
+    """How far the last climb came: the value it set out from, and how it ended, if it did, for which tolerance."""
+
+    value: float
+    end: End | None
+    gain_tolerance: float
+
+    def numbers(self) -> tuple[float, int, float]:
+        return self.value, -1 if self.end is None else list(End).index(self.end), self.gain_tolerance
+
+    @classmethod
+    def of(cls, numbers) -> "_Cut":
+        value, end, gain_tolerance = numbers
+        return cls(float(value), None if end < 0 else list(End)[int(end)], float(gain_tolerance))
+
+
 class GrowingRun:
     """Runs `GrowingDraws` until a certificate on fresh draws says that little is left to gain."""
 
@@ -51,9 +72,9 @@ class GrowingRun:
         clock: Clock,
         display: Progress,
         num_starts: int = 1,
+        paused: Paused | None = None,
     ):
         self.target, self.key, self.clock, self.display, self.num_starts = target, key, clock, display, num_starts
-        self.first_draws = method.first_draws
         # Four parts that each see all rows: then only the noise of the draws is left.
         self.all_rows = 4 * epoch_draws(target)
         self.objective = Objective(target, q, key, method.buffer_draws(q.num_factors, self.all_rows))
@@ -70,6 +91,11 @@ class GrowingRun:
         self.look: Look  # at the current q, on the noise of the last climb
         self.check: tuple[np.ndarray, FixedNoise, Look] | None = None
         self.found_start = self.kicked = False
+        self.round = (min(method.first_draws, self.objective.capacity), 0)  # draws and index
+        self.cut: _Cut | None = None
+        self.paused_at = self._position(self.radius, None)
+        if paused is not None:
+            self.unpack(paused)
 
     @property
     def q(self) -> MeanField:
@@ -87,23 +113,25 @@ class GrowingRun:
         try:
             self.objective.compile(self.params)
             self.clock.compiled()
-            return self._rounds(limit, tolerance)
+            return self._rounds(limit + self.taken, tolerance)
         except KeyboardInterrupt:
             return Outcome.INTERRUPTED
 
     def _rounds(self, limit: int, tolerance: float) -> Outcome:
         objective, capacity = self.objective, self.objective.capacity
-        num_draws, index = min(self.first_draws, capacity), 0
+        num_draws, index = self.round
         if self.num_starts > 1:
             self._best_start(num_draws, tolerance, limit)
         while True:
+            self.round = (num_draws, index)
             rough = objective.expandable and objective.expansion is None
             if rough and objective.dimension <= CHUNK // 2:
                 # Far from the optimum as few draws as match the moments will do.
                 noise = objective.noise((_FOR_CLIMBING, index), CHUNK, num_parts=1)
             else:
                 noise = objective.noise((_FOR_CLIMBING, index), num_draws)
-            end, gained = self._climb(noise, max(_ROUGH, tolerance) if rough else _CLIMB_SHARE * tolerance, limit)
+            climb_to = max(_ROUGH, tolerance) if rough else _CLIMB_SHARE * tolerance
+            end, gained = self._climb(noise, climb_to, limit, resumable=True)
             self.gain = self.gain_se = float("inf")  # what was known is of another q
             if end is End.BAD_START:
                 if self._ran_away():
@@ -131,19 +159,29 @@ class GrowingRun:
                 return self._unfinished(end, tolerance)
             num_draws, index = self._more(num_draws, bias.nats, tolerance), index + 1
 
-    def _climb(self, noise: FixedNoise, gain_tolerance: float, limit: int) -> tuple[End | None, float]:
+    def _climb(
+        self, noise: FixedNoise, gain_tolerance: float, limit: int, resumable: bool = False
+    ) -> tuple[End | None, float]:
         """Climb on this noise; how it ended (None: out of steps), and the nats gained."""
+        cut, self.cut = self.cut, None
         steps = climb(self.objective, noise, self.params, self.radius, gain_tolerance)
         step = first = next(steps)
         self.look, self.last_draws = first.look, noise.num_draws
-        while step.end is None and self.taken < limit:
+        before = first.look.value if cut is None else cut.value
+        # A climb that was over is so for the tolerance that it had.
+        over = cut is not None and cut.end is not None and cut.gain_tolerance == gain_tolerance
+        end = cut.end if over else first.end
+        while end is None and self.taken < limit:
             step = next(steps)
+            end = step.end
             self.taken += 1
             self.params, self.look = step.params, step.look
             self._note(step, noise)
+            if resumable:
+                self.paused_at = self._position(step.radius, _Cut(before, end, gain_tolerance))
         # A radius that shrank at the end of a climb says little of the next noise.
-        self.radius = max(step.radius, 0.1) if step is not first else self.radius
-        return step.end, step.look.value - first.look.value
+        self.radius = max(step.radius, 0.1) if over or step is not first else self.radius
+        return end, step.look.value - before
 
     def _note(self, step: Step, noise: FixedNoise) -> None:
         half = noise.num_draws // 2
@@ -308,6 +346,41 @@ class GrowingRun:
         rng = self.objective.generator(_FOR_KICKS)
         self.params = self.params + _KICK * look.spreads * rng.standard_normal(self.params.shape)
         self.radius, self.kicked = 1.0, True
+
+    # -- going on later -----------------------------------------------------------------------------------------------
+
+    def _position(self, radius: float, cut: "_Cut | None") -> dict:
+        """Where the run stands, before anything is computed that a longer climb would not have computed."""
+        expansion = self.objective.expansion
+        none = np.zeros(0)
+        return {
+            "params": self.params,
+            "hessian": none if expansion is None else expansion.hessian,
+            "sigma": none if expansion is None else expansion.sigma,
+            "radius": radius,
+            "round": self.round,
+            "cut": none if cut is None else cut.numbers(),
+            "counters": (self.taken, self.last_draws, self.found_start, self.kicked),
+            "num_starts": self.num_starts if cut is None else 1,
+        }
+
+    def pack(self) -> dict[str, np.ndarray]:
+        """All that the rounds to come need beside the method, the target and the key."""
+        return {name: np.asarray(value) for name, value in self.paused_at.items()}
+
+    def unpack(self, paused: Paused) -> None:
+        """Stand where a run stood when it was packed."""
+        state = paused.state
+        self.params, self.radius = state["params"], float(state["radius"])
+        if state["hessian"].size:
+            self.objective.expansion = Expansion(state["hessian"], state["sigma"])
+        self.round = tuple(int(number) for number in state["round"])
+        self.cut = _Cut.of(state["cut"]) if state["cut"].size else None
+        self.taken, self.last_draws, self.found_start, self.kicked = (int(number) for number in state["counters"])
+        self.num_starts, self.paused_at = int(state["num_starts"]), dict(state)
+        self.objective.counts = paused.counts
+        columns = {field.name: getattr(paused.history, field.name) for field in dataclasses.fields(History)}
+        self.rows = [{name: column[i] for name, column in columns.items()} for i in range(len(paused.history))]
 
     # -- what is left behind ------------------------------------------------------------------------------------------
 

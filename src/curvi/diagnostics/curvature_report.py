@@ -1,0 +1,156 @@
+"""Directions in which the posterior is flat, stiff or leads upwards, by the names of the latents.
+
+Eigenvectors of the whitened -H (see `hessian`): along one with eigenvalue c a posterior that is locally normal is
+1 / sqrt(c) times as wide as q. Near 0 it is flat: the data hardly determine that combination of latents, or strong
+correlation hides behind the small sds of q. Below 0 it is no maximum at all.
+"""
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import jax
+import numpy as np
+from numpyro.distributions import biject_to
+from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
+
+from curvi.diagnostics.hessian import DENSE, WhitenedHessian
+from curvi.diagnostics.linear_response import labels_of
+from curvi.family import MeanField
+
+if TYPE_CHECKING:
+    from curvi.results import Fit
+
+_FLAT, _STIFF = 0.25, 4.0  # the posterior twice as wide as q, and half as wide
+_PARTS = 6
+_SMALLEST_PART = 0.1
+
+
+@dataclasses.dataclass(frozen=True)
+class Direction:
+    """An eigenvector of the whitened curvature.
+
+    Attributes
+    ----------
+    curvature
+        Its eigenvalue: 1 where the posterior is as wide as q.
+    kind
+        "negative", "flat", "stiff" or "ordinary".
+    parts
+        Weights by label, the largest first: "a[0]" moves the location of a factor, "spread of a[0]" its log sd. In
+        units of q's own sds; the squares of all weights sum to one.
+    """
+
+    curvature: float
+    parts: dict[str, float]
+
+    @property
+    def kind(self) -> str:
+        if self.curvature <= 0:
+            return "negative"
+        if self.curvature < _FLAT:
+            return "flat"
+        return "stiff" if self.curvature > _STIFF else "ordinary"
+
+    @property
+    def width(self) -> float:
+        """How many times as wide as q a locally normal posterior is; infinite where it curves upwards."""
+        return float(self.curvature**-0.5) if self.curvature > 0 else float("inf")
+
+    def combination(self) -> str:
+        """The largest parts as a sum."""
+        shown = [(label, w) for label, w in list(self.parts.items())[:_PARTS] if abs(w) >= _SMALLEST_PART]
+        words = " ".join(f"{'+' if w > 0 else '-'} {abs(w):.2f} {label}" for label, w in shown)
+        rest = 1 - sum(w * w for _, w in shown)
+        # A sign is arbitrary: let the first be positive.
+        return words.removeprefix("+ ") + (f"  (and {100 * rest:.0f} % elsewhere)" if rest > 0.02 else "")
+
+
+@dataclasses.dataclass(frozen=True)
+class CurvatureReport:
+    """The extreme directions of the whitened curvature, the flattest first."""
+
+    directions: tuple[Direction, ...]
+    num_params: int
+
+    def of_kind(self, kind: str) -> tuple[Direction, ...]:
+        return tuple(direction for direction in self.directions if direction.kind == kind)
+
+    def __str__(self) -> str:
+        lines = []
+        for kind, meaning in _MEANINGS.items():
+            if found := self.of_kind(kind):
+                lines.append(f"{kind}: {meaning}")
+                lines += [f"  {_numbers(direction):<38}{direction.combination()}" for direction in found]
+        if not (self.of_kind("negative") or self.of_kind("flat")):
+            lines.insert(0, "No direction is flat or leads upwards.")
+        return "\n".join([f"Curvature of the ELBO, {self.num_params} parameters (1: as wide as q)", *lines])
+
+
+_MEANINGS = {
+    "negative": "the ELBO curves upwards, no maximum; look for parameters that the data do not determine",
+    "flat": "the posterior is over twice as wide as q: correlated or hardly determined latents",
+    "stiff": "the posterior is less than half as wide as q along this combination",
+    "ordinary": "the rest of the extremes, as wide as q within a factor of two",
+}
+
+
+def _numbers(direction: Direction) -> str:
+    width = f", {direction.width:.3g} times as wide" if direction.curvature > 0 else ""
+    return f"curvature {direction.curvature:.3g}{width}"
+
+
+def curvature_report(fit: "Fit", num_directions: int = 3) -> CurvatureReport:
+    """`num_directions` from either end of the spectrum; see `Fit.curvature_report`."""
+    if num_directions < 1:
+        raise ValueError(f"num_directions must be at least 1; got {num_directions}")
+    curved = WhitenedHessian(fit.target, fit.q, jax.random.key(0), "a curvature report")
+    values, vectors = extreme_eigenpairs(curved, min(num_directions, fit.q.num_params))
+    labels = np.asarray(parameter_labels(fit.q))
+    return CurvatureReport(
+        tuple(_direction(value, vector, labels) for value, vector in zip(values, vectors.T)), fit.q.num_params
+    )
+
+
+def _direction(value: float, vector: np.ndarray, labels: np.ndarray) -> Direction:
+    order = np.argsort(-np.abs(vector), kind="stable")
+    vector = vector * (np.sign(vector[order[0]]) or 1.0)
+    parts = {str(labels[i]): float(vector[i]) for i in order if abs(vector[i]) > 1e-6}
+    return Direction(float(value), parts)
+
+
+def extreme_eigenpairs(curved: WhitenedHessian, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """The smallest and largest eigenvalues, ascending, and their vectors as columns: Lanczos for many parameters."""
+    size = curved.q.num_params
+    if size <= DENSE:
+        dense = curved.dense
+        if not np.all(np.isfinite(dense)):
+            raise ValueError("the Hessian is not finite at draws of q: it has no directions to report")
+        values, vectors = np.linalg.eigh(dense)
+        chosen = np.unique(np.concatenate([np.arange(count), np.arange(size - count, size)]))
+        return values[chosen], vectors[:, chosen]
+    operator = LinearOperator((size, size), matvec=curved.product, dtype=np.float64)  # pyright: ignore[reportCallIssue]
+    # Both ends at once; a thousandth of q's own curvature is more than enough to read.
+    options = {"k": 2 * count, "which": "BE", "tol": 1e-3, "v0": np.random.default_rng(0).normal(size=size)}
+    try:
+        values, vectors = eigsh(operator, ncv=max(40, 6 * count), maxiter=30, **options)
+    except ArpackNoConvergence as partial:
+        values, vectors = partial.eigenvalues, partial.eigenvectors
+    order = np.argsort(values)
+    return values[order], vectors[:, order]
+
+
+def parameter_labels(q: MeanField) -> list[str]:
+    """A name for every parameter of a q of normal or log-normal factors: "a[0]", "spread of a[0]".
+
+    Where a bijection mixes the elements of a latent (a simplex), its unconstrained coordinates are counted: "a~[0]".
+    """
+    labels = [""] * q.num_params
+    places = q.parameter_slices()
+    for slot in q.layout.slots:
+        latent = slot.latent
+        working = biject_to(latent.support).inverse_shape(latent.shape) if slot.pushed else latent.shape
+        name = latent.name if working == latent.shape else f"{latent.name}~"
+        for index, label in enumerate(labels_of({name: working})):
+            place = places[latent.name].start + 2 * index
+            labels[place], labels[place + 1] = label, f"spread of {label}"
+    return labels

@@ -1,0 +1,139 @@
+"""The Hessian of the ELBO on fixed noise, in the coordinates where the Fisher information of q is the identity.
+
+There -H is the identity where q is the posterior, so that its eigenvalues speak for themselves: along an eigenvector
+with eigenvalue c a posterior that is locally normal is 1 / sqrt(c) times as wide as q.
+"""
+
+import functools
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from curvi.curvature import MatrixFree
+from curvi.estimate.design import matched_noise
+from curvi.estimate.pathwise import path_log_density
+from curvi.family import MeanField
+from curvi.solve import CG, SolveOutcome
+from curvi.target import AbstractTarget
+
+_DRAWS = 512
+_CHUNK = 32
+DENSE = 2048  # parameters up to which the whole matrix is formed
+_NO_MAXIMUM = (
+    "the Hessian of the ELBO is not negative definite here: the fit is no maximum and has no linear response; "
+    "see fit.outcome"
+)
+
+
+class WhitenedHessian:
+    """-H in whitened coordinates, dense or by its products.
+
+    Raises ValueError, naming `purpose`, where the target or the factors are not twice differentiable.
+    """
+
+    def __init__(self, target: AbstractTarget, q: MeanField, key, purpose: str = "linear response"):
+        if target.order < 2 or not q.reparameterised:
+            raise ValueError(
+                f"{purpose} needs the Hessian of a twice differentiable target under Normal or LogNormal factors"
+            )
+        rng = np.random.default_rng(np.asarray(jax.random.key_data(key)).astype(np.uint32))
+        self.q = q
+        self.noise = jnp.asarray(matched_noise(rng, _DRAWS, q.num_factors), q.params.dtype)
+        parts = self.noise.reshape(-1, _CHUNK, self.noise.shape[-1])
+        self.product_of = _Product(target, q, parts, jax.random.split(key, _DRAWS // _CHUNK))
+        self.factor = q.fisher().factorise()
+
+    def whiten(self, rows) -> np.ndarray:
+        """Gradients, one a row, in whitened coordinates."""
+        return np.asarray(jax.vmap(self.factor.solve)(rows), dtype=np.float64)
+
+    def unwhiten(self, steps):
+        """Steps of the parameters, one a row, from whitened coordinates."""
+        return jax.vmap(self.factor.solve_transpose)(jnp.asarray(steps, self.q.params.dtype))
+
+    @functools.cached_property
+    def dense(self) -> np.ndarray:
+        """The whole matrix: P products."""
+        white = self.whiten(self.whiten(-_dense(self.product_of)).T)
+        return (white + white.T) / 2
+
+    def product(self, v: np.ndarray) -> np.ndarray:
+        """The matrix times a vector."""
+        return np.asarray(_white_product(self.product_of, self.factor, jnp.asarray(v, self.q.params.dtype)), np.float64)
+
+    @functools.cached_property
+    def _cholesky(self) -> np.ndarray:
+        try:
+            return np.linalg.cholesky(self.dense)
+        except np.linalg.LinAlgError:
+            raise ValueError(_NO_MAXIMUM) from None
+
+    def solve_half(self, rows: np.ndarray) -> tuple[np.ndarray, float]:
+        """L^-1 rows' with L L' the matrix, one column a row, and the largest relative residual of the whole solves."""
+        half = np.linalg.solve(self._cholesky, rows.T)
+        solution = np.linalg.solve(self._cholesky.T, half)
+        left = np.linalg.norm(self.dense @ solution - rows.T, axis=0)
+        return half, float((left / np.maximum(np.linalg.norm(rows, axis=1), 1e-300)).max())
+
+    def solve(self, rows: np.ndarray) -> np.ndarray:
+        """The matrix's inverse times each row: dense for few parameters, conjugate gradients for many."""
+        if self.q.num_params <= DENSE:
+            half, _ = self.solve_half(rows)
+            return np.linalg.solve(self._cholesky.T, half).T
+        rows = jnp.asarray(rows, self.q.params.dtype)
+        solutions, codes = _solve_by_products(self.product_of, self.factor, rows)
+        if np.any(np.asarray(codes) == SolveOutcome.NEGATIVE_CURVATURE):
+            raise ValueError(_NO_MAXIMUM)
+        return np.asarray(solutions, np.float64)
+
+
+class _Product(eqx.Module):
+    """v -> (Hessian of E_q[ln p] on the noise) v, forward over reverse, one chunk of draws after the other."""
+
+    target: AbstractTarget
+    q: MeanField
+    noise: jax.Array
+    keys: jax.Array
+
+    def __call__(self, v):
+        def chunk(total, part):
+            values, key = part
+            density = self.target.batch(key)
+
+            def mean(params):
+                moved = self.q.replace(params)
+                return jax.vmap(lambda e: path_log_density(density, moved, e))(values).mean()
+
+            return total + jax.jvp(jax.grad(mean), (self.q.params,), (v,))[1] / self.noise.shape[0], None
+
+        return jax.lax.scan(chunk, jnp.zeros_like(v), (self.noise, self.keys))[0]
+
+    def operator(self) -> MatrixFree:
+        """The Hessian of the ELBO, entropy included."""
+        return MatrixFree(self, self.q.num_params, 1.0, self.q.entropy_hessian())
+
+
+@eqx.filter_jit
+def _dense(product: _Product):
+    """Hessian of the ELBO, one column at a time."""
+    columns = jax.lax.map(product, jnp.eye(product.q.num_params, dtype=product.q.params.dtype), batch_size=8)
+    return (columns + columns.T) / 2 + product.q.entropy_hessian().dense()
+
+
+@eqx.filter_jit
+def _white_product(product: _Product, factor, v):
+    return product.operator().whiten(factor).scale(-1.0).mv(v)
+
+
+@eqx.filter_jit
+def _solve_by_products(product: _Product, factor, rows):
+    operator = product.operator().whiten(factor).scale(-1.0)
+    solver = CG(tolerance=1e-6 if rows.dtype == jnp.float64 else 1e-3, max_steps=1000)
+
+    def one(row):
+        solution = solver(operator, row)
+        return solution.x, solution.code
+
+    return jax.lax.map(one, rows)

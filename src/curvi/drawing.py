@@ -1,0 +1,89 @@
+"""Draws of q on the model's supports, with their densities; compiled, whatever the fit."""
+
+import warnings
+
+import equinox as eqx
+import jax
+import numpy as np
+
+from curvi.diagnostics.psis import KHAT_DRAWS, smooth_weights
+from curvi.family import MeanField
+from curvi.target import AbstractTarget
+
+FINAL_DRAWS = 4096  # behind the ELBO of a fit
+_CHUNK = 256
+
+
+@eqx.filter_jit
+def sample(target, q, keys):
+    """The draw of each key by name, with the model's outputs."""
+    return to_outputs(target, q, jax.vmap(q.sample)(keys))
+
+
+@eqx.filter_jit
+def to_outputs(target, q, draws):
+    """Draws in working coordinates as latents and outputs by name."""
+
+    def one(x):
+        theta, _ = q.to_model(x)
+        return theta if target.outputs is None else {**theta, **target.outputs(theta)}
+
+    return jax.vmap(one)(draws)
+
+
+def log_ratios(target: AbstractTarget, q: MeanField, key, num_draws: int) -> jax.Array:
+    """ln p - ln q of `num_draws` independent draws on the full data, in chunks so that memory does not grow with
+    their number.
+    """
+    chunks = -(-num_draws // _CHUNK)
+    return _log_ratio_chunks(target, q, jax.random.split(key, chunks * _CHUNK).reshape(chunks, _CHUNK))[:num_draws]
+
+
+@eqx.filter_jit
+def _log_ratio_chunks(target, q, keys):
+    density = target.full()
+
+    def one(key):
+        x = q.sample(key)
+        theta, log_det = q.to_model(x)
+        return density(theta) + log_det - q.log_prob(x)
+
+    return jax.lax.map(jax.vmap(one), keys).reshape(-1)
+
+
+@eqx.filter_jit
+def densities(target, q, keys):
+    """ln p and ln q of the draws of these keys, on the model's supports, one chunk after the other."""
+    density = target.full()
+
+    def one(key):
+        x = q.sample(key)
+        theta, log_det = q.to_model(x)
+        return density(theta), q.log_prob(x) - log_det
+
+    return jax.lax.map(one, keys, batch_size=_CHUNK)
+
+
+def resample(
+    target: AbstractTarget, q: MeanField, key, num_draws: int, num_proposals: int | None = None
+) -> dict[str, np.ndarray]:
+    """Draws chosen by smoothed importance weights; see `Fit.resample`."""
+    wanted = max(10 * num_draws, KHAT_DRAWS) if num_proposals is None else num_proposals
+    if num_draws < 1 or wanted < num_draws:
+        raise ValueError(f"num_draws must be from 1 to num_proposals; got {num_draws} of {wanted}")
+    key_propose, key_choose = jax.random.split(key)
+    chunks = -(-wanted // _CHUNK)
+    keys = jax.random.split(key_propose, chunks * _CHUNK).reshape(chunks, _CHUNK)
+    # The same keys give the same draws here and there.
+    ratios = _log_ratio_chunks(target, q, keys)[:wanted]
+    weights = smooth_weights(ratios)
+    if weights.khat > 0.7:
+        warnings.warn(
+            f"k-hat is {weights.khat:.2f}: a few draws carry most of the weight, and resampled draws are not draws of "
+            "the posterior; fit.sample gives those of q",
+            stacklevel=3,
+        )
+    rng = np.random.default_rng(np.asarray(jax.random.key_data(key_choose)).astype(np.uint32))
+    chosen = rng.choice(wanted, num_draws, p=np.exp(weights.log_weights))
+    draws = sample(target, q, keys.reshape(-1)[chosen])
+    return {name: np.asarray(draw) for name, draw in draws.items()}

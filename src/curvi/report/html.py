@@ -1,0 +1,256 @@
+"""A fit as one self-contained HTML page: the verdict first, then what it rests on. No script, no network."""
+
+import platform
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import jax
+import numpy as np
+
+from curvi.diagnostics.linear_response import labels_of
+from curvi.diagnostics.psis import khat_meaning
+from curvi.report import svg
+from curvi.report.style import STYLE
+from curvi.report.table import ERROR, MEAN, RESPONSE_SD, SD, Summary, number
+from curvi.report.text import next_step
+
+if TYPE_CHECKING:
+    from curvi.results import Fit
+
+_NORMAL_90 = 1.6448536269514722
+_MOST_CHARTS, _MOST_ROWS, _MOST_TABLE = 24, 12, 500
+_ZONES = ((0.5, "good", "good"), (0.7, "usable", "usable"), (1.0, "poor", "poor"), (1.3, "useless", "useless"))
+
+
+def write_report(fit: "Fit", path, title: str | None = None) -> None:
+    """Write the page of a fit to `path`; see `Fit.report`."""
+    Path(path).write_text(page(fit, title), encoding="utf-8")
+
+
+def page(fit: "Fit", title: str | None = None) -> str:
+    """The whole page."""
+    heading = title or "curvi fit"
+    table = fit.summary()
+    sections = [_verdict(fit, heading), _progress(fit), _posterior(fit, table), _khat(fit), _curvature(fit)]
+    body = "\n".join([*sections, _table(table), _cost(fit)])
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f'<title>{escape(heading)}: {_word(fit)}</title>\n<link rel="icon" href="data:,">\n'
+        f"<style>\n{STYLE}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
+    )
+
+
+# -- sections ---------------------------------------------------------------------------------------------------------
+
+
+def _verdict(fit: "Fit", heading: str) -> str:
+    khat, why = _try(lambda: fit.khat)
+    gain = _with_error(fit.remaining_gain, fit.remaining_gain_se) if np.isfinite(fit.remaining_gain) else "unknown"
+    shown = why if khat is None else f"{khat:.2f}" if np.isfinite(khat) else "none" if khat < 0 else "unknown"
+    cards = [
+        ("ELBO", f"{fit.elbo:.2f} ± {fit.elbo_se:.2g}", "nats, on fresh draws and all data"),
+        ("Remaining gain", gain, "nats still to be gained at this optimum"),
+        ("k-hat", shown, "" if khat is None else khat_meaning(khat)),
+        ("Time", f"{fit.seconds.compile + fit.seconds.run:.1f} s", f"{fit.seconds.compile:.1f} s of it compiling"),
+    ]
+    boxes = "\n".join(
+        f'<div class="card"><h3>{escape(name)}</h3><p class="figure">{escape(value)}</p><p>{escape(words)}</p></div>'
+        for name, value, words in cards
+    )
+    kind = "done" if fit.converged else "open"
+    named = fit.suspects and not fit.converged
+    suspects = f"<p><strong>Look at:</strong> {escape(', '.join(fit.suspects))}</p>\n" if named else ""
+    return (
+        f'<header class="{kind}"><h1>{escape(heading)}</h1><p class="badge">{_word(fit)}</p>\n'
+        f"<p>{escape(_sentence(fit.outcome.message))}</p>\n{suspects}"
+        f"<p><strong>Next:</strong> {escape(next_step(fit, khat, page=True))}.</p></header>\n"
+        f'<section class="cards">\n{boxes}\n</section>'
+    )
+
+
+def _progress(fit: "Fit") -> str:
+    history = fit.history
+    if not len(history):
+        return _section("Progress", "<p>No step was taken.</p>")
+    elbo = np.asarray(history.elbo, float)
+    finite = elbo[np.isfinite(elbo)]
+    # The first steps may lie thousands of nats below, and would leave a flat line.
+    floor = None
+    if len(finite):
+        late = finite[len(finite) // 2 :]
+        floor = finite.max() - max(10.0, 3 * (finite.max() - late.min()))
+    cut = " Earlier values lie below the edge." if floor is not None and finite.min() < floor else ""
+    tolerance = None if fit.paused is None else fit.paused.tolerance
+    above = [
+        svg.line_chart(
+            history.seconds, elbo, label="ELBO over time", x_name="seconds of running", floor=floor,
+            level=fit.elbo if np.isfinite(fit.elbo) else None, level_name="final, fresh draws",
+        ),
+        svg.line_chart(
+            history.seconds, history.remaining_gain, label="Remaining gain over time", x_name="seconds of running",
+            log=True, level=tolerance, level_name="tolerance",
+        ),
+    ]  # fmt: skip
+    draws = np.asarray(history.num_draws)
+    words = f"{draws[0]:,.0f}" if draws[0] == draws[-1] else f"{draws[0]:,.0f} to {draws[-1]:,.0f}"
+    figures = [
+        _figure(above[0], f"ELBO in nats, as each step estimated it on its own {words} draws.{cut}"),
+        _figure(above[1], "Nats that each step still expected to gain; steps where that is unknown are left out."),
+    ]
+    return _section("Progress", f'<div class="grid">{"".join(figures)}</div>')
+
+
+def _posterior(fit: "Fit", table: Summary) -> str:
+    shapes = {name: value.shape for name, value in fit.mean().items()}
+    low, high = (column for heading, column in table.columns.items() if heading in ("5%", "95%"))
+    mean, response = table.columns[MEAN], table.columns.get(RESPONSE_SD)
+    figures, start = [], 0
+    for name, shape in list(shapes.items())[:_MOST_CHARTS]:
+        labels = labels_of({name: shape})
+        rows = []
+        for i, label in enumerate(labels[:_MOST_ROWS], start):
+            wide = (
+                None if response is None else (mean[i] - _NORMAL_90 * response[i], mean[i] + _NORMAL_90 * response[i])
+            )
+            if all(np.isfinite([mean[i], low[i], high[i], *(wide or ())])):
+                rows.append((label, mean[i], (low[i], high[i]), wide))
+        more = f"{name}: the first {_MOST_ROWS} of {len(labels)}" if len(labels) > _MOST_ROWS else ""
+        if rows:
+            figures.append(_figure(svg.intervals(rows, f"Posterior intervals of {name}"), more))
+        start += len(labels)
+    legend = '<p class="legend"><span><i class="key meanfield"></i>mean field, 5 % to 95 % of q</span> '
+    if response is not None:
+        legend += '<span><i class="key response"></i>linear response, mean ± 1.64 sd</span>'
+    note = f"<p>{escape(table.notes[0])}</p>" if response is None else _widening(table)
+    rest = len(shapes) - _MOST_CHARTS
+    hidden = f"<p>{rest} more in the table below.</p>" if rest > 0 else ""
+    return _section("Posterior", f'{legend}</p>{note}<div class="columns">{"".join(figures)}</div>{hidden}')
+
+
+def _widening(table: Summary) -> str:
+    """In words, what linear response changes."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        ratio = table.columns[RESPONSE_SD] / table.columns[SD]
+    if not np.any(np.isfinite(ratio)):
+        return ""
+    ratio = np.where(np.isfinite(ratio), ratio, 1.0)
+    widest, narrowest = int(ratio.argmax()), int(ratio.argmin())
+    if ratio[widest] >= 1.1:
+        words = (
+            f"The sds of q are too small by up to a factor of {ratio[widest]:.3g} ({table.labels[widest]}): "
+            "use those of linear response."
+        )
+    elif ratio[narrowest] <= 0.9:
+        words = (
+            f"Linear response is narrower, down to {ratio[narrowest]:.2g} of the sd of q ({table.labels[narrowest]}), "
+            "as for skewed latents: there both are approximations."
+        )
+    else:
+        words = "Both agree within a tenth: correlation between latents plays no part."
+    return f"<p>{escape(words)}</p>"
+
+
+def _khat(fit: "Fit") -> str:
+    khat, why = _try(lambda: fit.khat)
+    if khat is None:
+        return _section("k-hat", f"<p>{escape(_sentence(why))}</p>")
+    words = f"<p>{escape(_sentence(khat_meaning(khat)))}</p>"
+    picture = svg.gauge(khat, _ZONES, f"k-hat {khat:.2f}") if np.isfinite(khat) else ""
+    caption = "Shape of the tail of the importance ratios p / q. Up to 0.7 fit.resample corrects the draws of q."
+    return _section("k-hat", words + (_figure(picture, caption) if picture else ""))
+
+
+def _curvature(fit: "Fit") -> str:
+    found, why = _try(fit.curvature_report)
+    if found is None:
+        return _section("Curvature", f"<p>{escape(_sentence(why))}</p>")
+    head = "No direction is flat or leads upwards."
+    if found.of_kind("negative"):
+        head = "Some directions lead upwards: this is no maximum."
+    elif found.of_kind("flat"):
+        head = "Some directions are flat: q is much narrower than the posterior there."
+    rows = "\n".join(
+        f'<tr class="{d.kind}"><td>{d.kind}</td><td class="n">{d.curvature:.3g}</td>'
+        f'<td class="n">{f"{d.width:.3g}" if np.isfinite(d.width) else ""}</td><td>{escape(d.combination())}</td></tr>'
+        for d in found.directions
+    )
+    return _section(
+        "Curvature",
+        f"<p>{head} Combinations of latents in units of q's own sds; curvature and width 1 mean as wide as q.</p>"
+        '<div class="scroll"><table class="directions"><thead><tr><th>direction</th><th class="n">curvature</th>'
+        f'<th class="n">width</th><th>combination</th></tr></thead><tbody>\n{rows}\n</tbody></table></div>',
+    )
+
+
+def _table(table: Summary) -> str:
+    columns = table.columns
+    head = "".join(f'<th class="n">{escape(heading)}</th>' for heading in columns)
+    rows = "\n".join(
+        f"<tr><th>{escape(label)}</th>"
+        + "".join(f'<td class="n">{number(column[i])}</td>' for column in columns.values())
+        + "</tr>"
+        for i, label in enumerate(table.labels[:_MOST_TABLE])
+    )
+    more = f"<p>The first {_MOST_TABLE} of {len(table)} rows.</p>" if len(table) > _MOST_TABLE else ""
+    error = f"<p>“{ERROR}”: one standard error, from the finite number of draws.</p>" if ERROR in columns else ""
+    return _section(
+        "Numbers",
+        f'<div class="scroll tall"><table><thead><tr><th></th>{head}</tr></thead>'
+        f"<tbody>\n{rows}\n</tbody></table></div>{more}{error}",
+    )
+
+
+def _cost(fit: "Fit") -> str:
+    from curvi import __version__
+
+    rows = {
+        "method": type(fit.method).__name__ if fit.method is not None else "not saved",
+        "steps": f"{len(fit.history):,}",
+        "log-density calls": f"{fit.counts.log_density:,}",
+        "gradient calls": f"{fit.counts.gradient:,}",
+        "Hessian-vector products": f"{fit.counts.hvp:,}",
+        "seconds compiling": f"{fit.seconds.compile:.2f}",
+        "seconds running": f"{fit.seconds.run:.2f}",
+        "parameters of q": f"{fit.q.num_params:,}",
+        "precision": str(fit.q.params.dtype),
+        "versions": f"curvi {__version__}, JAX {jax.__version__}, Python {platform.python_version()}",
+    }
+    body = "\n".join(f"<tr><th>{name}</th><td>{escape(value)}</td></tr>" for name, value in rows.items())
+    note = "<p>Calls are counted per draw, checks and the final evaluation included.</p>"
+    return _section("Cost", f'<table class="plain"><tbody>\n{body}\n</tbody></table>{note}')
+
+
+# -- small pieces -----------------------------------------------------------------------------------------------------
+
+
+def _section(title: str, body: str) -> str:
+    return f"<section><h2>{title}</h2>\n{body}\n</section>"
+
+
+def _figure(picture: str, caption: str) -> str:
+    words = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
+    return f"<figure>{picture}{words}</figure>"
+
+
+def _word(fit: "Fit") -> str:
+    return "converged" if fit.converged else f"not converged: {fit.outcome.name.lower().replace('_', ' ')}"
+
+
+def _sentence(words: str) -> str:
+    # q keeps its small letter.
+    first = words[:1] if words.startswith("q ") else words[:1].upper()
+    return first + words[1:] + ("" if words.endswith(".") else ".")
+
+
+def _with_error(value: float, error: float) -> str:
+    return f"{value:.2g} ± {error if error > 1e-6 * abs(value) else 0:.2g}"
+
+
+def _try(compute):
+    """What `compute` returns and no words, or nothing and why not."""
+    try:
+        return compute(), ""
+    except ValueError as error:
+        return None, str(error)

@@ -1,0 +1,114 @@
+"""The posterior as a table: one row a scalar, with the sds of q and of linear response side by side."""
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from curvi.diagnostics.linear_response import labels_of
+
+if TYPE_CHECKING:
+    from curvi.results import Fit
+
+_MOST_PARAMETERS = 4096  # a dense Hessian of this size takes 128 MB and seconds
+_SHOWN = 60
+
+MEAN, SD, RESPONSE_SD, ERROR = "mean", "sd (mean field)", "sd (linear response)", "error of mean"
+
+
+@dataclasses.dataclass(frozen=True)
+class Summary:
+    """A table of posterior summaries; printed, it fits a terminal.
+
+    Attributes
+    ----------
+    labels
+        One name a row: "beta[3]".
+    columns
+        Arrays by heading, in the order in which they are shown.
+    notes
+        What a reader must know of the columns, and which were left out and why.
+    """
+
+    labels: tuple[str, ...]
+    columns: dict[str, np.ndarray]
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, label: str) -> dict[str, float]:
+        """One row by its label."""
+        if label not in self.labels:
+            raise KeyError(f"no row named {label!r}; there are {', '.join(self.labels[:10])} ...")
+        row = self.labels.index(label)
+        return {heading: float(column[row]) for heading, column in self.columns.items()}
+
+    def to_dict(self) -> dict[str, dict[str, float]]:
+        """Rows by label, each a dict of numbers by heading."""
+        rows = zip(*(column.tolist() for column in self.columns.values()), strict=True)
+        return {label: dict(zip(self.columns, row)) for label, row in zip(self.labels, rows, strict=True)}
+
+    def to_pandas(self):
+        """A pandas DataFrame with the labels as its index."""
+        try:
+            import pandas
+        except ImportError as error:
+            raise ImportError(f"to_pandas needs pandas ({error}): pip install pandas") from error
+        return pandas.DataFrame(self.columns, index=list(self.labels))
+
+    def __str__(self) -> str:
+        shown = range(len(self)) if len(self) <= _SHOWN else [*range(_SHOWN // 2), *range(-_SHOWN // 2, 0)]
+        cells = [["", *self.columns]]
+        cells += [[self.labels[i], *(number(column[i]) for column in self.columns.values())] for i in shown]
+        if len(self) > _SHOWN:
+            cells.insert(_SHOWN // 2 + 1, ["..."] * len(cells[0]))
+        widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
+        lines = [
+            row[0].ljust(widths[0]) + "".join("  " + cell.rjust(width) for cell, width in zip(row[1:], widths[1:]))
+            for row in cells
+        ]
+        if len(self) > _SHOWN:
+            lines.append(f"{len(self)} rows; to_dict() or to_pandas() has them all")
+        return "\n".join([*(line.rstrip() for line in lines), *self.notes])
+
+    __repr__ = __str__
+
+
+def summarise(fit: "Fit", probabilities=(0.05, 0.5, 0.95)) -> Summary:
+    """The summary of a fit. Where linear response is refused its column is left out, and a note says why."""
+    mean, sd, quantiles = fit.mean(), fit.sd(), fit.quantiles(probabilities)
+    shapes = {name: value.shape for name, value in mean.items()}
+    columns, notes = {MEAN: _flat(mean), SD: _flat(sd)}, []
+    try:
+        columns[RESPONSE_SD] = _flat(_response(fit))
+    except ValueError as error:
+        notes.append(f"No sd by linear response: {error}.")
+    for row, probability in enumerate(np.atleast_1d(probabilities)):
+        columns[f"{100 * probability:g}%"] = _flat({name: value[row] for name, value in quantiles.items()})
+    if errors := fit.draws_error:
+        columns[ERROR] = _flat({name: errors[name] * sd[name] for name in mean})
+        notes.append(f'"{ERROR}": one standard error of the mean, from the finite number of draws behind the fit.')
+    if not fit.converged:
+        notes.append(f"Not converged: {fit.outcome.message}.")
+    return Summary(labels_of(shapes), columns, tuple(notes))
+
+
+def _response(fit: "Fit") -> dict[str, np.ndarray]:
+    if fit.q.num_params > _MOST_PARAMETERS:
+        raise ValueError(
+            f'the Hessian of {fit.q.num_params:,} parameters is large; ask for it with fit.sd(kind="linear_response")'
+        )
+    return fit.sd(kind="linear_response")
+
+
+def _flat(values: dict[str, np.ndarray]) -> np.ndarray:
+    return np.concatenate([np.ravel(np.asarray(value, dtype=float)) for value in values.values()])
+
+
+def number(value: float) -> str:
+    """Four significant digits, aligned where that is short."""
+    if not np.isfinite(value) or value == 0:
+        return f"{value:g}"
+    size = int(np.floor(np.log10(abs(value))))
+    return f"{value:.{min(max(3 - size, 0), 6)}f}" if -4 <= size < 7 else f"{value:.3e}"

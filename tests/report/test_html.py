@@ -1,0 +1,185 @@
+"""The report: what it says, and what a browser makes of it on a desk and on a phone."""
+
+import dataclasses
+import itertools
+import re
+from functools import lru_cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from browser import look
+from numpyro.distributions import constraints
+
+import curvi
+from curvi import Outcome, Target
+from curvi.report import svg
+from curvi.report.html import page
+
+KEY = jax.random.key(0)
+
+
+def schools(sigma, y):
+    mu = numpyro.sample("mu", dist.Normal(0, 5))
+    tau = numpyro.sample("tau", dist.HalfCauchy(5))
+    with numpyro.plate("schools", 8):
+        z = numpyro.sample("z", dist.Normal(0, 1))
+        theta = numpyro.deterministic("theta", mu + tau * z)
+        numpyro.sample("y", dist.Normal(theta, sigma), obs=y)
+
+
+@lru_cache
+def eight_schools():
+    y, sigma = np.array([28.0, 8, -3, 7, -1, 1, 18, 12]), np.array([15.0, 10, 16, 11, 9, 11, 10, 18])
+    return curvi.fit(curvi.from_numpyro(schools, sigma, y), key=KEY, progress=False)
+
+
+@lru_cache
+def ridge():
+    def log_density(t):
+        away = t["a"] + t["a latent with quite a long name"][1] - 1
+        return -50 * away**2 - 0.005 * t["a"] ** 2 - 0.005 * jnp.sum(t["a latent with quite a long name"] ** 2)
+
+    target = Target(log_density, {"a": np.array(0.0), "a latent with quite a long name": np.zeros(30)})
+    return curvi.fit(target, key=KEY, progress=False, num_steps=2, tolerance=1e-6)
+
+
+@lru_cache
+def bits():
+    weights = jnp.array([0.3, -1.0, 2.0])
+    target = Target(lambda t: t["bits"] @ weights, {"bits": np.zeros(3, int)}, {"bits": constraints.boolean}, order=0)
+    return curvi.fit(target, key=KEY, progress=False, num_steps=3)
+
+
+FITS = {"eight schools": eight_schools, "ridge": ridge, "bits": bits}
+HEADINGS = ["Progress", "Posterior", "k-hat", "Curvature", "Numbers", "Cost"]
+
+
+# -- content ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_verdict_comes_first(tmp_path):
+    eight_schools().report(tmp_path / "report.html", "Eight schools")
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    plain = re.sub(r"<style>.*?</style>|<[^>]+>", " ", text, flags=re.S)
+    order = [text.index(word) for word in ("<h1>Eight schools", "converged</p>", "<h3>ELBO")]
+    order += [text.index(f"<h2>{heading}") for heading in HEADINGS]
+    assert order == sorted(order)
+    assert f"{eight_schools().elbo:.2f}" in plain and f"{eight_schools().khat:.2f}" in plain
+    for word in ("mean field", "linear response", "tau", "theta[7]", "GrowingDraws", "curvature"):
+        assert word in plain
+    assert "No direction is flat" in plain
+
+
+def test_the_page_is_self_contained():
+    for fit in FITS.values():
+        text = page(fit())
+        assert "<script" not in text and not re.search(r'(src|href)="(?!data:)', text)
+        assert not re.search(r"url\(|@import", text)
+        assert re.findall(r"https?://[^\"' ]+", text) == ["http://www.w3.org/2000/svg"] * text.count("<svg")
+
+
+def test_a_fit_that_did_not_converge_says_so_at_once():
+    text = page(ridge())
+    assert text.index("not converged: max steps") < text.index("ELBO")
+    assert 'class="flat"' in text and "start=fit" in text and "too small by up to a factor" in text
+
+
+def test_what_cannot_be_computed_is_explained():
+    text = page(bits())
+    assert "needs the Hessian of a twice differentiable target" in text
+    saved = dataclasses.replace(eight_schools(), target=_without_target(eight_schools().target))
+    text = page(saved)
+    assert text.count("this needs the target") + text.count("This needs the target") >= 3
+
+
+def _without_target(target):
+    from curvi.storage import MissingTarget
+
+    return MissingTarget(target.latents, {}, 2)
+
+
+@pytest.mark.parametrize("outcome", Outcome)
+def test_every_outcome_has_a_page(outcome):
+    empty = type(bits().history)(*[np.zeros(0)] * len(dataclasses.fields(bits().history)))
+    fit = dataclasses.replace(
+        bits(), outcome=outcome, elbo=np.nan, elbo_se=np.inf, remaining_gain=np.inf, history=empty
+    )
+    text = page(fit)
+    assert "No step was taken" in text and "unknown" in text
+    assert ("not converged" in text) is (outcome is not Outcome.CONVERGED)
+
+
+def test_names_are_escaped():
+    target = Target(lambda t: -(t["<b>&"] ** 2), {"<b>&": np.array(0.0)})
+    text = page(curvi.fit(target, key=KEY, progress=False), title="<script>alert(1)</script>")
+    assert "<b>" not in text and "&lt;b&gt;&amp;" in text and "<script>" not in text
+
+
+# -- charts -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (-3.2, 17), (1e-9, 3e-9), (-1e6, 1e6), (99.9, 100.1)])
+def test_ticks_are_few_round_and_inside(low, high):
+    ticks = svg.even_ticks(low, high)
+    assert 2 <= len(ticks) <= 7 and all(low - 1e-12 <= tick <= high + 1e-12 for tick in ticks)
+    assert len({float(f"{b - a:.6g}") for a, b in itertools.pairwise(ticks)}) == 1
+
+
+def test_log_ticks():
+    assert svg.log_ticks(0.002, 30) == [0.01, 0.1, 1, 10] and svg.log_ticks(1, 10) == [1, 2, 5, 10]
+    assert len(svg.log_ticks(1e-30, 1e30)) <= 7
+
+
+def test_numbers_of_axes_are_short():
+    assert [svg.short(v) for v in (0, 1.5, -2, 1e-7, 3e8)] == ["0", "1.5", "−2", "10⁻⁷", "3·10⁸"]  # noqa: RUF001
+
+
+def test_points_stand_where_they_should():
+    chart = svg.line_chart([0.0, 1.0, 2.0], [0.0, 5.0, 10.0], label="x", x_name="t")
+    places = [tuple(map(float, pair.split(","))) for pair in re.search(r'points="([^"]+)"', chart)[1].split()]
+    (x0, y0), (x1, y1), (x2, y2) = places
+    assert np.isclose(x1 - x0, x2 - x1, atol=0.2) and np.isclose(y0 - y1, y1 - y2, atol=0.2) and y0 > y2
+    assert "nothing finite" in svg.line_chart([1.0], [np.nan], label="x", x_name="t")
+
+
+def test_labels_at_the_edge_are_moved_inwards(tmp_path):
+    charts = [
+        svg.line_chart([0.005, 0.0064], [-123456.0, -123450.0], label="x", x_name="t"),
+        svg.line_chart(
+            [1.0, 12000.0], [1e-12, 1e-11], label="x", x_name="t", log=True, level=1e-11, level_name="level"
+        ),
+        svg.intervals([("a rather long name of a latent[12]", 0.0, (-0.1, 0.1), (-1e-9, 0.1248))], "x"),
+    ]
+    body = "".join(f"<figure>{chart}</figure>" for chart in charts)
+    found = look(page(bits()).replace("</main>", f"{body}</main>"), 390, tmp_path)
+    assert found["cut"] == [] and found["small"] == []
+
+
+# -- in a browser -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("name", FITS)
+def test_in_a_browser(name, width, tmp_path):
+    found = look(page(FITS[name](), name), width, tmp_path)
+    assert found["console"] == [], "the console stays silent"
+    assert found["headings"] == [name, *HEADINGS]
+    assert found["width"] <= width and found["out"] == [], "no horizontal scroll"
+    assert found["small"] == [] and found["cut"] == [], "text is readable, and inside its chart"
+    assert found["outside"] == [] and found["svgs"] >= 3
+    assert "converged" in found["text"][:200] and "NaN" not in found["text"] and "nan" not in found["text"].split()
+
+
+def test_the_browser_would_see_trouble(tmp_path):
+    wrong = page(bits()).replace(
+        "</main>",
+        '<div style="width:900px">wide</div><script>console.error("trouble")</script>'
+        '<svg viewBox="0 0 360 20"><text x="350" y="12" style="font-size:8px">cut off</text></svg></main>',
+    )
+    found = look(wrong, 390, tmp_path)
+    assert found["console"] and found["width"] > 390 and any("wide" in e for e in found["out"])
+    assert found["cut"] == ["cut off"] and found["small"]

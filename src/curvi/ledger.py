@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import jax.numpy as jnp
 import numpy as np
 
 
@@ -60,5 +59,5 @@ def mean_and_error(values) -> tuple[float, float]:
 
 def as_finite_or_inf(value) -> float:
     """A remaining gain as a Python number; what is not a number says nothing, and so counts as infinite."""
-    number = float(jnp.asarray(value))
+    number = float(value)
     return float("inf") if np.isnan(number) else number

@@ -57,7 +57,7 @@ def test_gaussians_are_solved_exactly(size, condition):
     closed_form = exact.gaussian_elbo(precision, centre)(np.asarray(problem.q.params))
     assert abs(found.elbo - closed_form) < 4 * found.elbo_se + 1e-5
     # Quadratics need no more draws than the first round's.
-    assert np.all(found.history.num_draws == 64)
+    assert np.all(found.history.num_draws <= 64)
 
 
 @pytest.mark.parametrize("condition", [1e2, 1e5])
@@ -129,7 +129,7 @@ def test_tolerance_buys_draws():
 def test_most_draws_are_the_limit():
     found = run(problems.poisson().target, tolerance=1e-7, method=GrowingDraws(max_draws=64))
     assert found.outcome is Outcome.NOISE_LIMIT
-    assert np.all(found.history.num_draws == 64)
+    assert found.history.num_draws.max() == 64
 
 
 # -- the same bits, one program ---------------------------------------------------------------------------------------

@@ -88,7 +88,7 @@ class MeanField(eqx.Module):
             counts[group] += working.shape[0]
             starts[group].append(params)
         self.layout = Layout(tuple(grouped), tuple(counts), tuple(slots))
-        self.params = jnp.asarray(np.concatenate([part.ravel() for parts in starts for part in parts]))
+        self.params = jax.device_put(np.concatenate([part.ravel() for parts in starts for part in parts]))
 
     @classmethod
     def assemble(cls, params: Float[Array, " P"], layout: Layout) -> "MeanField":

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import time
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 
 from curvi.clock import Clock
@@ -99,7 +99,7 @@ class GrowingRun:
 
     @property
     def q(self) -> MeanField:
-        return self.family.replace(jnp.asarray(self.params.astype(self.objective.dtype)))
+        return self.family.replace(jax.device_put(self.params.astype(self.objective.dtype)))
 
     @property
     def counts(self) -> CallCounts:

@@ -72,6 +72,7 @@ class Point:
     seconds: float
     calls: Calls
     approximation: Approximation
+    said: tuple[float, float] | None = None  # what a fit that ends here says is left to gain, and its standard error
 
 
 @dataclasses.dataclass
@@ -124,7 +125,8 @@ def curvi_default(task: Task) -> Iterator[Run]:
         passed = time.perf_counter() - began
         compiling = fit.seconds.compile if start == "cold" else 0.0
         calls = Calls(fit.counts.log_density, fit.counts.gradient, fit.counts.hvp)
-        points = [*_points(task, fit, key, passed), Point(passed - compiling, calls, end)]
+        said = fit.remaining_gain, fit.remaining_gain_se
+        points = [*_points(task, fit, key, passed), Point(passed - compiling, calls, end, said)]
         yield Run(
             "curvi", {"start": start}, compiling, passed - compiling, calls, points, fit.outcome.name.lower(), fit
         )
@@ -138,7 +140,8 @@ def _points(task: Task, fit: curvi.Fit, key, passed: float) -> Iterator[Point]:
         if passed < 3.0 or last_of_round[step]:
             early = curvi.fit(task.problem.target, key=key, progress=False, num_steps=step + 1)
             spent = int(history.log_density[step])
-            yield Point(float(history.seconds[step]), Calls(spent, spent, spent), _normals(early))
+            said = early.remaining_gain, early.remaining_gain_se
+            yield Point(float(history.seconds[step]), Calls(spent, spent, spent), _normals(early), said)
 
 
 def _normals(fit: curvi.Fit) -> Normals:

@@ -201,10 +201,14 @@ class Judge:
         last = run.points[-1].approximation
         values = self.ratios(last, FINAL_PAIRS)
         paired = self.best - values if len(values) == len(self.best) else self.best.mean() - values
-        track = []
+        track, stops = [], []
         for point in run.points[:-1]:
-            gap = float(np.mean(self.best[:TRACK_PAIRS] - self.ratios(point.approximation, TRACK_PAIRS)))
+            gaps = self.best[:TRACK_PAIRS] - self.ratios(point.approximation, TRACK_PAIRS)
+            gap = float(np.mean(gaps))
             track.append([point.seconds, point.calls.passes, _number(gap)])
+            if point.said is not None:
+                error = float(np.std(gaps, ddof=1) / len(gaps) ** 0.5)
+                stops.append([_number(gap), _number(error), *(_number(number) for number in point.said)])
         track.append([run.points[-1].seconds, run.points[-1].calls.passes, _number(paired.mean())])
         return {
             "elbo": _number(values.mean()),
@@ -214,6 +218,9 @@ class Judge:
             "reference_elbo": _number(self.best.mean()),
             "num_draws_elbo": 2 * FINAL_PAIRS,
             "track": track,
+            # A fit stopped after each of its steps: true gap, its error, remaining gain as reported, its error.
+            "stops": stops,
+            "said": None if run.points[-1].said is None else [_number(number) for number in run.points[-1].said],
             "seconds_to": {str(t): first_hit(track, t, 0) for t in THRESHOLDS},
             "calls_to": {str(t): first_hit(track, t, 1) for t in THRESHOLDS},
             "reference_errors": self.errors(run),

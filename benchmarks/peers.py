@@ -91,6 +91,7 @@ def run_problem(name: str, options, seed: int) -> None:
     flat = Flat(problem.target)
     task = Task(problem, flat, seed, options.budget, options.full)
     first = list(curvi_default(task)) if "curvi" in options.methods else []
+    bare = bare_compile_seconds(flat)
     judge = Judge(problem, flat, reference(task))
 
     def write(run):
@@ -101,7 +102,7 @@ def run_problem(name: str, options, seed: int) -> None:
             options.output, problem.name, run.method, setting, seed, num_latents=flat.size, family=run.family,
             compile_seconds=run.compile_seconds, run_seconds=run.run_seconds, build_seconds=build_seconds,
             calls=vars(run.calls), outcome=run.outcome, **measured, peers=peers, curvi_source=source_hash(),
-            num_cpus=os.cpu_count(), load=os.getloadavg()[0],
+            bare_compile_seconds=bare, num_cpus=os.cpu_count(), load=os.getloadavg()[0],
         )  # fmt: skip
         gap, hit = measured["gap"], measured["seconds_to"]["0.1"]
         shown = "no number" if gap is None else f"{gap:9.4f}"
@@ -127,6 +128,19 @@ def run_problem(name: str, options, seed: int) -> None:
             print(f"  {problem.name:16s} {method}: skipped, {error}", flush=True)
         except Exception as error:
             print(f"  {problem.name:16s} {method}: failed, {type(error).__name__}: {error}", flush=True)
+
+
+def bare_compile_seconds(flat) -> float:
+    """What JAX needs to trace and compile one value-and-gradient and one Hessian-vector product of the log density."""
+    import jax
+    import jax.numpy as jnp
+
+    z = jnp.zeros(flat.size)
+    began = time.perf_counter()
+    jax.jit(lambda data, z: jax.value_and_grad(lambda x: flat(data, x))(z)).lower(flat.data, z).compile()
+    product = lambda data, z, v: jax.jvp(jax.grad(lambda x: flat(data, x)), (z,), (v,))[1]  # noqa: E731
+    jax.jit(product).lower(flat.data, z, z).compile()
+    return time.perf_counter() - began
 
 
 def source_hash() -> str:

@@ -37,6 +37,17 @@ class Latent:
         return supports_of.is_discrete(self.support)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Labels:
+    """Names of the axes of latents and outputs, and the values along them, for tables. Compared by identity.
+
+    `dims` has a name (or None) for every axis of a variable, `coords` an array of values by the name of an axis.
+    """
+
+    dims: Mapping[str, tuple[str | None, ...]]
+    coords: Mapping[str, np.ndarray]
+
+
 class AbstractTarget(eqx.Module):
     """What estimators ask of a target."""
 
@@ -82,6 +93,8 @@ class Target(AbstractTarget):
         How often `log_density` may be differentiated: 0, 1 or 2.
     outputs
         Optionally a function of the same dict that returns further named quantities to report with every draw.
+    labels
+        Optionally names of axes and their coordinates, for tables.
     """
 
     latents: tuple[Latent, ...] = eqx.field(static=True)
@@ -89,8 +102,10 @@ class Target(AbstractTarget):
     order: int = eqx.field(static=True)
     outputs: Callable | None
     function: LogDensity
+    labels: Labels | None = eqx.field(static=True)
 
-    def __init__(self, log_density, init, supports=None, order=2, *, outputs=None):
+    def __init__(self, log_density, init, supports=None, order=2, *, outputs=None, labels=None):
+        self.labels = labels
         self.latents, self.init = read_latents(init, supports)
         self.order = check_order(order)
         self.function = trace(log_density, self.init, "log_density")

@@ -8,6 +8,7 @@ from curvi import solve as solve
 from curvi.adapters.numpyro import from_numpyro as from_numpyro
 from curvi.adapters.pymc import from_pymc as from_pymc
 from curvi.adapters.stan import from_stan as from_stan
+from curvi.check import check as check
 from curvi.family import MeanField as MeanField
 from curvi.fit import fit as fit
 from curvi.outcome import Outcome as Outcome

@@ -26,5 +26,5 @@ fit = curvi.fit(target, key=jax.random.key(0), progress=False)
 print(fit)
 mean, sd = fit.mean(), fit.sd(kind="linear_response")
 print(f"mu {mean['mu']:.2f} +- {sd['mu']:.2f}, tau {mean['tau']:.2f} +- {sd['tau']:.2f}")
-for school, value, spread in zip(target.labels.coords["school"], mean["theta"], sd["theta"]):
+for school, value, spread in zip(target.origin.coords["school"], mean["theta"], sd["theta"]):
     print(f"school {school}: {value:6.2f} +- {spread:.2f}")

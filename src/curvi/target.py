@@ -38,14 +38,29 @@ class Latent:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Labels:
-    """Names of the axes of latents and outputs, and the values along them, for tables. Compared by identity.
+class Origin:
+    """What the model behind a target can tell beside its log density. Compared by identity.
 
-    `dims` has a name (or None) for every axis of a variable, `coords` an array of values by the name of an axis.
+    Attributes
+    ----------
+    observed_data
+        Observations by name.
+    dims, coords
+        Names of the axes of latents and outputs, and the labels along them, as ArviZ takes them.
+    predict
+        Takes a key and a dict of draws with a leading axis; returns groups of arrays by name with the same axis,
+        "posterior_predictive" and "log_likelihood".
     """
 
-    dims: Mapping[str, tuple[str | None, ...]]
-    coords: Mapping[str, np.ndarray]
+    observed_data: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    dims: Mapping[str, list[str]] = dataclasses.field(default_factory=dict)
+    coords: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    predict: Callable | None = None
+
+
+def origin_of(target) -> Origin:
+    """What the model behind a target can tell; nothing for a plain log density."""
+    return getattr(target, "origin", None) or Origin()
 
 
 class AbstractTarget(eqx.Module):
@@ -93,8 +108,8 @@ class Target(AbstractTarget):
         How often `log_density` may be differentiated: 0, 1 or 2.
     outputs
         Optionally a function of the same dict that returns further named quantities to report with every draw.
-    labels
-        Optionally names of axes and their coordinates, for tables.
+    origin
+        Optionally what an adapter knows of the model beside its log density.
     """
 
     latents: tuple[Latent, ...] = eqx.field(static=True)
@@ -102,10 +117,10 @@ class Target(AbstractTarget):
     order: int = eqx.field(static=True)
     outputs: Callable | None
     function: LogDensity
-    labels: Labels | None = eqx.field(static=True)
+    origin: Origin | None = eqx.field(static=True)
 
-    def __init__(self, log_density, init, supports=None, order=2, *, outputs=None, labels=None):
-        self.labels = labels
+    def __init__(self, log_density, init, supports=None, order=2, *, outputs=None, origin=None):
+        self.origin = origin
         self.latents, self.init = read_latents(init, supports)
         self.order = check_order(order)
         self.function = trace(log_density, self.init, "log_density")

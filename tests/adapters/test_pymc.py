@@ -128,7 +128,27 @@ def test_names_supports_starts_outputs_and_labels():
     assert target.order == 2 and target.latents[1].support is constraints.positive
     theta = {"mu": jnp.asarray(1.0), "tau": jnp.asarray(2.0), "theta_trans": jnp.arange(8.0)}
     np.testing.assert_allclose(target.outputs(theta)["theta"], 1 + 2 * np.arange(8.0))
-    assert target.labels.dims["theta"] == ("school",) and list(target.labels.coords["school"]) == list("ABCDEFGH")
+    origin = target.origin
+    assert origin.dims["theta"] == ["school"] and list(origin.coords["school"]) == list("ABCDEFGH")
+    np.testing.assert_array_equal(origin.observed_data["obs"], Y)
+
+
+def test_predictions_and_likelihoods():
+    target = curvi.from_pymc(eight_schools())
+    draws = {"mu": jnp.ones(500), "tau": jnp.full(500, 2.0), "theta_trans": jnp.tile(jnp.arange(8.0), (500, 1))}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        groups = target.origin.predict(jax.random.key(0), draws)
+        again = target.origin.predict(jax.random.key(0), draws)
+    theta = 1 + 2 * np.arange(8.0)
+    expected = dist.Normal(theta, SIGMA).log_prob(Y)
+    np.testing.assert_allclose(groups["log_likelihood"]["obs"], np.tile(expected, (500, 1)), rtol=1e-7)
+    predicted = groups["posterior_predictive"]["obs"]
+    assert predicted.shape == (500, 8)
+    z = (predicted.mean(0) - theta) / (SIGMA / np.sqrt(500))
+    assert np.all(np.abs(z) < 4.5)
+    np.testing.assert_allclose(predicted.std(0), SIGMA, rtol=0.2)
+    np.testing.assert_array_equal(predicted, again["posterior_predictive"]["obs"])
 
 
 def test_supports_stand_for_transforms():

@@ -25,16 +25,17 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import constraints
 
-from curvi.target import Labels, Target
+from curvi.adapters.pymc_origin import pymc_origin
+from curvi.target import Target
 
 
 def from_pymc(model) -> Target:
     """The target of a PyMC model: the sum of the log densities of its variables and potentials, given its data.
 
-    Latents are the free variables on their own supports; deterministics become the target's `outputs`; dims and
-    coords are kept in `labels`. Missing observations that PyMC imputes are latents (`y_unobserved`). Inference starts
-    at PyMC's initial point, which honours `initval`. Continuous latents have JAX's default floating-point type,
-    whatever PyTensor's.
+    Latents are the free variables on their own supports; deterministics become the target's `outputs`; dims, coords
+    and observations are kept in `origin`, for ArviZ. Missing observations that PyMC imputes are latents
+    (`y_unobserved`). Inference starts at PyMC's initial point, which honours `initval`. Continuous latents have JAX's
+    default floating-point type, whatever PyTensor's.
 
     Parameters
     ----------
@@ -54,6 +55,8 @@ def from_pymc(model) -> Target:
         named = _output_graphs(model, variables)
         further = _as_jax(inputs, list(named.values()))
         init = _starts(model, variables)
+        terms = _as_jax(inputs, _log_likelihoods(model, variables))
+        predictions = _replaced(model.observed_RVs, {variable.rv: variable.constrained for variable in variables})
     names = [variable.name for variable in variables]
 
     def log_density(theta):
@@ -69,7 +72,7 @@ def from_pymc(model) -> Target:
         init,
         {variable.name: variable.support for variable in variables},
         outputs=outputs if named else None,
-        labels=_labels(model),
+        origin=pymc_origin(model, names, inputs, terms, predictions),
     )
 
 
@@ -164,17 +167,27 @@ def _number(end, missing: float):
     return float(end[0]) if end.size == 1 else end
 
 
-def _log_density(model, variables):
-    """ln p at the inputs, Jacobians of kept transforms included, as a scalar graph."""
+def _terms(model, variables) -> dict:
+    """The log densities of all variables at the inputs, element by element, by variable; without Jacobians."""
     from pymc.logprob.basic import conditional_logp
 
     # conditional_logp wants a variable of its own for every value; kept transforms are put in afterwards.
     stand_ins = {variable.rv: variable.rv.type() for variable in variables}
-    observed = {rv: model.rvs_to_values[rv] for rv in model.observed_RVs}
-    terms = list(conditional_logp({**stand_ins, **observed}, warn_rvs=False).values())
-    terms = _replaced(terms, {stand_ins[v.rv]: v.constrained for v in variables})
-    values = {**{v.rv: v.constrained for v in variables}, **observed}
-    terms += _replaced(model.potentials, values)
+    values = {**stand_ins, **{rv: model.rvs_to_values[rv] for rv in model.observed_RVs}}
+    terms = conditional_logp(values, warn_rvs=False)
+    graphs = [terms[value] for value in values.values()]
+    return dict(zip(values, _replaced(graphs, {stand_ins[v.rv]: v.constrained for v in variables})))
+
+
+def _log_likelihoods(model, variables) -> list:
+    terms = _terms(model, variables)
+    return [terms[rv] for rv in model.observed_RVs]
+
+
+def _log_density(model, variables):
+    """ln p at the inputs, Jacobians of kept transforms included, as a scalar graph."""
+    values = _known_values(model, variables)
+    terms = [*_terms(model, variables).values(), *_replaced(model.potentials, values)]
     for variable in variables:
         if variable.kept is not None:
             jacobian = variable.kept.log_jac_det(variable.value, *variable.rv.owner.inputs)
@@ -182,10 +195,15 @@ def _log_density(model, variables):
     return sum((term.sum() for term in terms[1:]), terms[0].sum())
 
 
+def _known_values(model, variables) -> dict:
+    """What stands for each random variable: latents on their supports, and observations."""
+    observed = {rv: model.rvs_to_values[rv] for rv in model.observed_RVs}
+    return {**{variable.rv: variable.constrained for variable in variables}, **observed}
+
+
 def _output_graphs(model, variables) -> dict:
     """Deterministics, and the variables whose latent is an unconstrained value, by name."""
-    values = {variable.rv: variable.constrained for variable in variables}
-    values.update({rv: model.rvs_to_values[rv] for rv in model.observed_RVs})
+    values = _known_values(model, variables)
     graphs = {variable.rv.name: variable.constrained for variable in variables if variable.kept is not None}
     computed = _replaced(model.deterministics, values)
     return {**graphs, **{one.name: graph for one, graph in zip(model.deterministics, computed)}}
@@ -219,12 +237,6 @@ def _starts(model, variables) -> dict[str, np.ndarray]:
     free = model.initial_point(random_seed=0) if kept else {}
     dtype = jnp.result_type(float)
     return {v.name: np.asarray(free[v.name] if v.name in kept else own[v.rv.name], dtype) for v in variables}
-
-
-def _labels(model) -> Labels:
-    dims = {name: tuple(axes) for name, axes in model.named_vars_to_dims.items()}
-    coords = {name: np.asarray(values) for name, values in model.coords.items() if values is not None}
-    return Labels(dims, coords)
 
 
 def _refuse(model) -> None:

@@ -172,7 +172,8 @@ def _support_check(target: AbstractTarget, values: _Values) -> Check:
         not outside,
         f"ln p is not finite when {shown} alone is moved from its start" if outside else "finite around the start",
         "declare the support that the latent really has (constraints.positive, constraints.unit_interval, ...), or "
-        "look for overflow in the log density: exp of a large number, a logarithm of zero",
+        "look for overflow in the log density: exp of a large number, a logarithm of zero"
+        + (", or use float64 (jax.config.update('jax_enable_x64', True))" if target.dtype == np.float32 else ""),
         outside,
     )
 

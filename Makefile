@@ -47,7 +47,9 @@ demo: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest -n $(JOBS) $(PYTEST_ARGS)
 
+# PyStan is large, and only slow tests need it.
 test-slow: $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt pystan
 	$(BIN)/python -m pytest -n $(JOBS) -m slow $(PYTEST_ARGS)
 
 lint: $(STAMP)

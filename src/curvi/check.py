@@ -87,7 +87,8 @@ def check(target: AbstractTarget, *, key) -> CheckReport:
 
     Returns
     -------
-    A `CheckReport`, to be printed; `report.ok` says whether a fit can begin.
+    CheckReport
+        To be printed; `report.ok` says whether a fit can begin.
     """
     if not isinstance(target, AbstractTarget):
         raise ValueError(f"check takes a curvi target; got {type(target).__name__}")

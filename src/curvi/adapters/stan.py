@@ -38,7 +38,7 @@ def from_stan(model, init: Mapping | None = None) -> Target:
         None.
     """
     try:
-        from stan.model import Model
+        from stan.model import Model  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise ImportError(f'from_stan needs PyStan 3 ({error}): pip install "curvi[stan]"') from error
     if not isinstance(model, Model):
@@ -81,20 +81,22 @@ class _Program:
     def __init__(self, name: str, data: dict):
         command = [sys.executable, stan_worker.__file__, name]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.requests, self.replies = self.process.stdin, self.process.stdout
         self.lock = threading.Lock()
         self._send(data)
-        weakref.finalize(self, _close, self.process)
+        weakref.finalize(self, _close, self.process, self.requests, self.replies)
 
     def _send(self, message) -> None:
-        pickle.dump(message, self.process.stdin)
-        self.process.stdin.flush()
+        pickle.dump(message, self.requests)
+        self.requests.flush()
 
     def call(self, name: str, rows: list, *options) -> list:
         """Results or exceptions, one a row."""
         with self.lock:
             try:
                 self._send((name, rows, options))
-                return pickle.load(self.process.stdout)
+                return pickle.load(self.replies)
             except (EOFError, OSError) as error:
                 raise RuntimeError(
                     f"the process of the Stan program ended (exit code {self.process.poll()})"
@@ -132,10 +134,10 @@ class _Program:
         return np.asarray(out, u.dtype).reshape(u.shape[:-1] + shape)
 
 
-def _close(process: subprocess.Popen) -> None:
+def _close(process: subprocess.Popen, requests, replies) -> None:
     """End a worker: it leaves when its requests end."""
-    process.stdin.close()
-    process.stdout.close()
+    requests.close()
+    replies.close()
     process.wait()
 
 

@@ -14,7 +14,7 @@ def main() -> None:
     # Programs may print: their words go to the error stream, the replies keep the pipe for themselves.
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    from httpstan.models import import_services_extension_module
+    from httpstan.models import import_services_extension_module  # pyright: ignore[reportMissingImports]
 
     module = import_services_extension_module(sys.argv[1])
     requests = sys.stdin.buffer

@@ -269,9 +269,9 @@ class GrowingRun:
             }
         )
         self.taken += taken
-        value, error = float(reply.evaluation.value), self._value_error(noise, reply)
-        gain = float(reply.trace[taken, 1]) if taken else float("inf")
-        self.display.note(self.taken, value, error, gain, self.counts, self.radius, self.last_draws)
+        self.display.note(
+            self.taken, float(reply.evaluation.value), self.rows[-1]["elbo_se"][-1:].sum(), self.gain, self.counts
+        )
         return reply
 
     def _climb_tolerance(self, tolerance: float) -> float:

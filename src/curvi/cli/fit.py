@@ -1,6 +1,7 @@
 """`curvi fit FILE.py:MODEL --data FILE`."""
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import jax
@@ -12,6 +13,7 @@ from rich.table import Table
 import curvi
 from curvi.cli.common import INTERRUPTED, NO, Json, Seed, Traceback, console, emit, explained
 from curvi.cli.model import DataOption, Float32Option, ModelArgument, SetOption, read_target
+from curvi.cli.report import check_folder
 
 _MOST_ROWS = 40
 
@@ -24,6 +26,10 @@ def fit(
     tolerance: Annotated[float, typer.Option(help="Nats that may be left to gain.")] = 0.05,
     num_steps: Annotated[int | None, typer.Option(help="Most steps.")] = None,
     num_starts: Annotated[int, typer.Option(help="Starts to try.")] = 1,
+    output: Annotated[
+        Path | None, typer.Option(help="Save the fit to this file, for curvi report and curvi.load.")
+    ] = None,
+    page: Annotated[Path | None, typer.Option("--report", help="Write an HTML report to this file.")] = None,
     float32: Float32Option = False,
     progress: Annotated[bool, typer.Option(help="Show progress on standard error.")] = True,
     as_json: Json = False,
@@ -31,6 +37,8 @@ def fit(
 ) -> None:
     """Fit a model; exit with 0 if the fit converged, with 3 if it did not."""
     with explained(traceback, as_json):
+        for path in (output, page):
+            check_folder(path)
         target, remarks = read_target(model, data, settings, float32)
         for remark in remarks:
             Console(stderr=True).print(remark, style="dim", markup=False, highlight=False, soft_wrap=True)
@@ -42,6 +50,10 @@ def fit(
             num_starts=num_starts,
             progress=progress and not (as_json and not sys.stderr.isatty()),
         )
+        if output is not None:
+            result.save(output)
+        if page is not None:
+            result.report(page)
         if as_json:
             emit(as_record(result))
         else:

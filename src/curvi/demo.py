@@ -39,7 +39,7 @@ def breast_cancer_target() -> Target:
         from sklearn.datasets import load_breast_cancer
     except ImportError as error:
         raise ImportError(f"the breast cancer data need scikit-learn ({error}): pip install scikit-learn") from error
-    features, benign = map(np.asarray, load_breast_cancer(return_X_y=True))
+    features, benign = (np.asarray(part) for part in load_breast_cancer(return_X_y=True))
     standardised = (features - features.mean(0)) / features.std(0)
     dtype = jnp.result_type(float)
     design = jnp.asarray(np.column_stack([np.ones(len(benign)), standardised]), dtype)

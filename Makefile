@@ -15,7 +15,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test test-slow lint format bench bench-full bench-paper lock clean
+.PHONY: help venv demo test test-slow lint format docs docs-serve bench bench-full bench-paper lock clean
 
 help:
 	@echo "make demo         fit the demonstration models, write curvi-demo/"
@@ -23,6 +23,7 @@ help:
 	@echo "make test-slow    run the tests marked slow"
 	@echo "make lint         ruff check, ruff format --check, pyright"
 	@echo "make format       apply ruff's fixes and formatting"
+	@echo "make docs         build the documentation site in site/; make docs-serve shows it while you write"
 	@echo "make bench        compare with other libraries: six problems in under ten minutes, write docs/peers.md"
 	@echo "make bench-full   the same on all problems; takes hours"
 	@echo "make bench-paper  run benchmarks/paper.py"
@@ -46,7 +47,9 @@ demo: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest -n $(JOBS) $(PYTEST_ARGS)
 
+# PyStan is large, and only slow tests need it.
 test-slow: $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt pystan
 	$(BIN)/python -m pytest -n $(JOBS) -m slow $(PYTEST_ARGS)
 
 lint: $(STAMP)
@@ -57,6 +60,12 @@ lint: $(STAMP)
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+docs-serve: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
 # The peers live in a virtual environment of their own: they are no dependencies of the package.
 BENCH_VENV := .venv-bench

@@ -6,6 +6,9 @@ from curvi import factors as factors
 from curvi import methods as methods
 from curvi import solve as solve
 from curvi.adapters.numpyro import from_numpyro as from_numpyro
+from curvi.adapters.pymc import from_pymc as from_pymc
+from curvi.adapters.stan import from_stan as from_stan
+from curvi.check import check as check
 from curvi.comparison import Comparison as Comparison
 from curvi.comparison import compare as compare
 from curvi.family import MeanField as MeanField

@@ -1,18 +1,34 @@
-"""Progress display: one line that is redrawn in a terminal, an occasional plain line in a log file."""
+"""Progress: a line that is redrawn in a terminal or a notebook, and now and then a plain line in a log file.
+
+The run reports after each chunk of steps or round of climbing; displays drop what comes faster than eyes can follow, so
+that showing costs next to nothing, and the computation is the same with and without.
+"""
 
 import contextlib
+import dataclasses
+import sys
+import time
 from collections.abc import Iterator
 from typing import Protocol
 
 import numpy as np
 
+_REDRAW_SECONDS = 0.125
+_LOG_SECONDS = 10.0  # between lines of a log file; fits that are shorter leave none
+
 
 class Progress(Protocol):
-    """What the loop tells a display after each chunk of steps."""
+    """What a run tells its display."""
 
-    def show(self, taken: int, records, counts) -> None: ...
+    def show(self, taken: int, records, counts) -> None:
+        """After a chunk of steps: their number so far, their records, the calls so far."""
+        ...
 
-    def note(self, taken: int, elbo: float, elbo_se: float, gain: float, counts, radius: float = np.nan) -> None: ...
+    def note(
+        self, taken: int, elbo: float, elbo_se: float, gain: float, counts, radius: float = np.nan, num_draws: int = 0
+    ) -> None:
+        """After a round: the same in single numbers."""
+        ...
 
 
 class Silent:
@@ -21,46 +37,151 @@ class Silent:
     def show(self, taken, records, counts):
         pass
 
-    def note(self, taken, elbo, elbo_se, gain, counts, radius=np.nan):
+    def note(self, taken, elbo, elbo_se, gain, counts, radius=np.nan, num_draws=0):
         pass
 
 
-class _Line:
-    """A line on a rich display: ELBO, remaining gain, draws, radius."""
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """One report of a run, ready to be put into words."""
 
-    def __init__(self, display, task):
-        self.display, self.task = display, task
+    taken: int
+    limit: int
+    elbo: float
+    elbo_se: float
+    gain: float
+    calls: int
+    radius: float
+    num_draws: int
+    seconds: float
+    seconds_left: float
+
+    def words(self) -> str:
+        parts = [f"ELBO {self.elbo:.2f} ± {self.elbo_se:.2g}"]
+        parts.append(f"gain left {self.gain:.2g} nats" if np.isfinite(self.gain) else "gain left ?")
+        if self.num_draws:
+            parts.append(f"{self.num_draws:,} draws")
+        if np.isfinite(self.radius):
+            parts.append(f"radius {self.radius:.2g}")
+        parts.append(f"{self.calls:,} calls")
+        return "  ".join(parts)
+
+    def time(self) -> str:
+        left = f", at most {_duration(self.seconds_left)} left" if np.isfinite(self.seconds_left) else ""
+        return f"{_duration(self.seconds)}{left}"
+
+    def line(self) -> str:
+        return f"curvi  step {self.taken}/{self.limit}  {self.words()}  {self.time()}"
+
+
+def _duration(seconds: float) -> str:
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    return f"{whole // 60}:{whole % 60:02d} min" if whole < 3600 else f"{whole // 3600}:{whole // 60 % 60:02d} h"
+
+
+class Reporter:
+    """Makes reports of what a run tells, and hands on those that are due.
+
+    Parameters
+    ----------
+    limit
+        Most steps of the run.
+    draw
+        Takes a `Report`.
+    every
+        Least seconds between reports that are handed on. The first waits as long.
+    """
+
+    def __init__(self, limit: int, draw, every: float):
+        self.limit, self.draw, self.every = limit, draw, every
+        self.began = self.drawn = self.last_time = time.perf_counter()
+        self.last_taken = 0
 
     def show(self, taken, records, counts):
-        last = (records.elbo, records.elbo_se, records.remaining_gain)
-        elbo, elbo_se, gain = (float(column[-1]) for column in last)
-        self.note(taken, elbo, elbo_se, gain, counts, float(records.radius[-1]))
+        columns = (records.elbo, records.elbo_se, records.remaining_gain, records.radius, records.num_draws)
+        elbo, elbo_se, gain, radius, num_draws = (column[-1] for column in columns)
+        self.note(taken, float(elbo), float(elbo_se), float(gain), counts, float(radius), int(num_draws))
 
-    def note(self, taken, elbo, elbo_se, gain, counts, radius=np.nan):
-        words = [f"ELBO {elbo:.2f} ± {elbo_se:.2g}"]
-        words.append(f"gain left {gain:.2g} nats" if np.isfinite(gain) else "gain left ?")
-        words.append(f"{counts.log_density + counts.gradient + counts.hvp:,} calls")
-        if np.isfinite(radius):
-            words.append(f"radius {radius:.2g}")
-        self.display.update(self.task, completed=taken, status="  ".join(words))
+    def note(self, taken, elbo, elbo_se, gain, counts, radius=np.nan, num_draws=0):
+        now = time.perf_counter()
+        # Steps that the fit may still take, at the pace of the last ones; it ends earlier where it converges. What
+        # passed before the first report was compilation.
+        known = taken > self.last_taken > 0
+        left = (self.limit - taken) * (now - self.last_time) / (taken - self.last_taken) if known else np.inf
+        self.last_time, self.last_taken = now, taken
+        if now - self.drawn < self.every:
+            return
+        self.drawn = now
+        calls = counts.log_density + counts.gradient + counts.hvp
+        self.draw(Report(taken, self.limit, elbo, elbo_se, gain, calls, radius, num_draws, now - self.began, left))
 
 
 @contextlib.contextmanager
-def open_progress(visible: bool, limit: int, tolerance: float) -> Iterator[Progress]:
-    """A display for a run of at most `limit` steps."""
+def open_progress(visible: bool, limit: int, tolerance: float, file=None) -> Iterator[Progress]:
+    """A display for a run of at most `limit` steps: on `file`, or wherever standard error leads."""
     if not visible:
         yield Silent()
         return
+    file = sys.stderr if file is None else file
+    if file is sys.stderr and (show := _notebook_display()) is not None:
+        with _notebook(show, limit) as display:
+            yield display
+    elif getattr(file, "isatty", bool)():
+        with _terminal(file, limit) as display:
+            yield display
+    else:
+        yield Reporter(limit, lambda report: _write_line(file, report), _LOG_SECONDS)
+
+
+def _write_line(file, report: Report) -> None:
+    file.write(report.line() + "\n")
+    file.flush()
+
+
+@contextlib.contextmanager
+def _terminal(file, limit: int) -> Iterator[Progress]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as RichProgress
 
     columns = (
         TextColumn("curvi"),
-        BarColumn(bar_width=20),
+        BarColumn(bar_width=16),
         MofNCompleteColumn(),
         TextColumn("{task.fields[status]}"),
         TimeElapsedColumn(),
+        TextColumn("{task.fields[left]}"),
     )
-    with RichProgress(*columns, console=Console(stderr=True), transient=True, refresh_per_second=8) as display:
-        yield _Line(display, display.add_task("fit", total=limit, status="compiling"))
+    console = Console(file=file, force_terminal=True)
+    with RichProgress(*columns, console=console, transient=True, refresh_per_second=4) as display:
+        task = display.add_task("fit", total=limit, status="compiling", left="")
+
+        def draw(report: Report):
+            left = f"at most {_duration(report.seconds_left)} left" if np.isfinite(report.seconds_left) else ""
+            display.update(task, completed=report.taken, status=report.words(), left=left)
+
+        yield Reporter(limit, draw, _REDRAW_SECONDS)
+
+
+def _notebook_display():
+    """IPython's `display` if this is a notebook, else None."""
+    if (shell := sys.modules.get("IPython")) is None:
+        return None
+    if type(shell.get_ipython()).__name__ != "ZMQInteractiveShell":
+        return None
+    from IPython.display import display
+
+    return display
+
+
+@contextlib.contextmanager
+def _notebook(show, limit: int) -> Iterator[Progress]:
+    # One output that is updated in place; it needs no widgets, and stays readable in a saved notebook.
+    handle = show({"text/plain": "curvi  compiling"}, raw=True, display_id=True)
+
+    def draw(report: Report):
+        handle.update({"text/plain": report.line()}, raw=True)
+
+    yield Reporter(limit, draw, _REDRAW_SECONDS)

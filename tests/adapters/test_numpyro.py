@@ -12,15 +12,16 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from numpyro import handlers
+from numpyro import handlers, infer
 from numpyro.contrib.control_flow import scan
 from numpyro.distributions import biject_to, constraints
 from numpyro.infer import util
 
-from curvi import MeanField
+from curvi import MeanField, MinibatchTarget, fit
 from curvi.adapters import from_numpyro
 from curvi.adapters.numpyro import _known_start
 from curvi.support import elementwise
+from curvi.target import check_scale
 
 POSTERIORDB = Path(__file__).parents[3] / "shared" / "posteriordb"
 RTOL = 1e-10  # both sides sum the same terms in float64
@@ -353,10 +354,16 @@ def test_floats_follow_the_default_of_jax():
 # -- models that are refused ---------------------------------------------------------------------------------
 
 
-def subsampled():
+def local_latents():
+    with numpyro.plate("rows", 100, subsample_size=10):
+        numpyro.sample("z", dist.Normal(0.0, 1.0))
+
+
+def subsampled_twice():
     mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
-    with numpyro.plate("rows", 100, subsample_size=10) as rows:
-        numpyro.sample("obs", dist.Normal(mu, 1.0), obs=jnp.arange(100.0)[rows])
+    for name in ("rows", "more"):
+        with numpyro.plate(name, 100, subsample_size=10) as rows:
+            numpyro.sample(f"obs_{name}", dist.Normal(mu, 1.0), obs=jnp.arange(100.0)[rows])
 
 
 def observed_only():
@@ -387,7 +394,8 @@ def bad_observation():
 @pytest.mark.parametrize(
     "model, words",
     [
-        (subsampled, ["'rows'", "10 of 100", "MinibatchTarget"]),
+        (local_latents, ["'z'", "'rows'", "10 of 100", "subsample_size"]),
+        (subsampled_twice, ["'rows'", "'more'", "one subsampled plate"]),
         (observed_only, ["'observed_only'", "no latent site"]),
         (dependent_support, ["'below'", "depends on another latent", "numpyro.deterministic"]),
         (with_param, ["'loc'", "numpyro.param", "prior"]),
@@ -403,6 +411,139 @@ def test_refused_models_are_told_why(model, words):
         from_numpyro(model)
     for word in words:
         assert word in str(error.value)
+
+
+# -- subsampled plates ---------------------------------------------------------------------------------------
+
+COUNTS = np.random.default_rng(0).poisson(np.exp(0.3 + 0.5 * np.linspace(-1, 1, 60)))
+
+
+def poisson_rows(x, y, batch_size):
+    level = numpyro.sample("level", dist.Normal(0.0, 2.0))
+    slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
+    numpyro.deterministic("at_one", jnp.exp(level + slope))
+    with numpyro.plate("rows", 60, subsample_size=batch_size) as rows:
+        rate = numpyro.deterministic("rate", jnp.exp(level + slope * jnp.asarray(x)[rows]))
+        with handlers.scale(scale=0.5):
+            numpyro.sample("y", dist.Poisson(rate), obs=numpyro.subsample(jnp.asarray(y), 0))
+        numpyro.factor("tilt", -0.01 * (level - jnp.asarray(x)[rows]) ** 2)
+
+
+def test_subsampled_plate_is_a_minibatch_target():
+    x = np.linspace(-1, 1, 60)
+    target = from_numpyro(poisson_rows, x, COUNTS, 12)
+    whole = from_numpyro(poisson_rows, x, COUNTS, None)
+    assert isinstance(target, MinibatchTarget) and target.minibatched
+    assert (target.batch_size, target.num_rows) == (12, 60)
+    assert set(target.outputs(target.init)) == {"at_one"}
+    theta = {"level": jnp.asarray(0.2), "slope": jnp.asarray(-0.4)}
+    np.testing.assert_allclose(target.full()(theta), whole.full()(theta), rtol=RTOL)
+    # A batch is what NumPyro computes on the same rows, its scale included.
+    key = jax.random.key(3)
+    rows = jax.random.choice(key, 60, (12,), replace=False)
+    fixed = handlers.substitute(poisson_rows, data={"rows": rows})
+    expected = util.log_density(fixed, (x, COUNTS, 12), {}, theta)[0]
+    np.testing.assert_allclose(target.batch(key)(theta), expected, rtol=RTOL)
+    check_scale(target, jax.random.key(0), log_density=whole.full())
+
+
+def test_subsampled_model_fits_like_the_whole():
+    x = np.linspace(-1, 1, 60)
+    key = jax.random.key(0)
+    whole = fit(from_numpyro(poisson_rows, x, COUNTS, None), key=key, progress=False)
+    batches = fit(from_numpyro(poisson_rows, x, COUNTS, 30), key=key, tolerance=0.2, progress=False)
+    assert abs(batches.elbo - whole.elbo) < 0.5 + 3 * batches.elbo_se
+    for name in ("level", "slope"):
+        assert abs(batches.mean()[name] - whole.mean()[name]) < 0.5 * whole.sd()[name]
+
+
+# -- starts --------------------------------------------------------------------------------------------------
+
+
+def scales():
+    numpyro.sample("mu", dist.Normal(3.0, 1.0).expand([2]).to_event(1))
+    numpyro.sample("tau", dist.Gamma(4.0, 2.0))
+    numpyro.sample("k", dist.Poisson(3.0))
+
+
+def test_strategies_set_the_start():
+    at_mean = from_numpyro(scales, init_strategy=infer.init_to_mean)
+    np.testing.assert_allclose(at_mean.init["mu"], [3.0, 3.0])
+    np.testing.assert_allclose(at_mean.init["tau"], 2.0)
+    assert at_mean.init["k"] == 0
+    given = {"mu": jnp.array([1.0, 2.0]), "tau": jnp.asarray(0.5)}
+    at_value = from_numpyro(scales, init_strategy=infer.init_to_value(values=given))
+    np.testing.assert_allclose(at_value.init["mu"], [1.0, 2.0])
+    np.testing.assert_allclose(at_value.init["tau"], 0.5)
+    feasible = from_numpyro(scales, init_strategy=infer.init_to_feasible)
+    np.testing.assert_allclose(feasible.init["tau"], 1.0)
+    for strategy in (infer.init_to_median, infer.init_to_sample, infer.init_to_uniform(radius=1)):
+        one, same = (from_numpyro(scales, init_strategy=strategy).init for _ in range(2))
+        assert one["tau"] > 0 and one["tau"] != 1.0 and one["tau"].dtype == jnp.float64
+        np.testing.assert_array_equal(one["mu"], same["mu"])
+
+
+def test_bad_strategies_are_told():
+    with pytest.raises(ValueError, match="init_to_"):
+        from_numpyro(scales, init_strategy="mean")
+    with pytest.raises(ValueError, match="'mu' the shape"):
+        from_numpyro(scales, init_strategy=infer.init_to_value(values={"mu": jnp.zeros(3)}))
+
+
+# -- references of posteriordb --------------------------------------------------------------------------------
+
+COMPARED = [
+    "arK-arK", "eight_schools-eight_schools_noncentered", "garch-garch11", "gp_pois_regr-gp_regr",
+    "kidiq-kidscore_interaction", "low_dim_gauss_mix-low_dim_gauss_mix", "mesquite-logmesquite_logvas",
+    "wells_data-wells_dae_inter_model",
+]  # fmt: skip
+
+
+# Latents that the references report through another quantity, and their value from these.
+INVERSES = {
+    "theta_trans": lambda r: (r["theta"] - r["mu"][:, None]) / r["tau"][:, None],
+    "beta1_frac": lambda r: r["beta1"] / (1 - r["alpha1"]),
+}
+
+
+def reference_draws(name):
+    """Draws by name in the shape of the parameter: the columns "theta[1]", "theta[2]", ... are entries of theta."""
+    stored = np.load(POSTERIORDB / "open" / name / "reference_draws.npz")
+    columns = {}
+    for label, draws in zip(stored["names"], stored["draws"].T):
+        columns.setdefault(str(label).partition("[")[0], []).append(draws.astype(float))
+    return {base: np.stack(c, -1) if len(c) > 1 else c[0] for base, c in columns.items()}
+
+
+@needs_posteriordb
+@pytest.mark.parametrize("name", COMPARED)
+def test_names_shapes_and_values_are_those_of_the_references(name):
+    model, kwargs = read(name)
+    target = from_numpyro(model, **kwargs)
+    expected = reference_draws(name)
+    latents = {one.name: one for one in target.latents}
+    theta = {base: expected[base] if base in expected else INVERSES[base](expected) for base in latents}
+    outputs = {} if target.outputs is None else jax.vmap(target.outputs)(theta)
+    assert {*theta, *outputs} - set(INVERSES) == set(expected)
+    for base, latent in latents.items():
+        assert theta[base].shape[1:] == latent.shape
+        assert np.all(latent.support(theta[base]))
+    for base, value in outputs.items():
+        np.testing.assert_allclose(value, expected[base], rtol=1e-4, atol=1e-4)  # stored as float32
+    density = jax.vmap(target.full())(theta)
+    assert np.all(np.isfinite(density))
+
+
+@pytest.mark.slow
+@needs_posteriordb
+@pytest.mark.parametrize("name", COMPARED)
+def test_fits_lie_where_the_references_do(name):
+    model, kwargs = read(name)
+    draws = fit(from_numpyro(model, **kwargs), key=jax.random.key(0), progress=False).sample(jax.random.key(1), 1000)
+    for base, expected in reference_draws(name).items():
+        mean, sd = expected.mean(0), expected.std(0)
+        # What a factorised q may be off by.
+        assert np.all(abs(np.asarray(draws[base]).mean(0) - mean) < 0.75 * sd + 0.05 * abs(mean)), base
 
 
 def test_masked_observations_may_lie_outside():

@@ -52,7 +52,7 @@ def test_demo_writes_a_picture_and_one_line_a_fit(tmp_path):
 def test_missing_extra_says_what_to_install(monkeypatch, tmp_path, module, package):
     monkeypatch.setitem(sys.modules, module, None)  # makes its import fail
     result = CliRunner().invoke(app, ["demo", "--output", str(tmp_path / "out")])
-    assert result.exit_code == 2
+    assert result.exit_code == 4
     assert f"pip install {package}" in result.output
     assert "Traceback" not in result.output
     assert not (tmp_path / "out").exists()

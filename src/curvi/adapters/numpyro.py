@@ -27,16 +27,22 @@ from numpyro.infer.util import log_density
 
 from curvi import support as supports_of
 from curvi.adapters.numpyro_origin import numpyro_origin
-from curvi.target import Target
+from curvi.adapters.numpyro_rows import OnRow, Subsample, find_subsample, is_within
+from curvi.target import MinibatchTarget, Target
 
 
-def from_numpyro(model: Callable, /, *args, **kwargs) -> Target:
+def from_numpyro(
+    model: Callable, /, *args, init_strategy: Callable | None = None, **kwargs
+) -> Target | MinibatchTarget:
     """The target of a NumPyro model: the sum of the log densities of all its sites, given its arguments.
 
     Latents are the sample sites that are not observed, on their own supports, in the order of the model.
     `deterministic` sites become the target's `outputs`. Masks, scales, conditioning and `factor` sites count
-    as they do in NumPyro. Inference starts where all unconstrained values are zero. Continuous latents have
-    JAX's default floating-point type.
+    as they do in NumPyro. Inference starts where all unconstrained values are zero, unless `init_strategy` says
+    otherwise. Continuous latents have JAX's default floating-point type.
+
+    A plate with `subsample_size` gives a `MinibatchTarget` with batches of that size, drawn by curvi. It must hold
+    observations only; deterministic sites inside of it are left out.
 
     Parameters
     ----------
@@ -44,6 +50,8 @@ def from_numpyro(model: Callable, /, *args, **kwargs) -> Target:
         A function with NumPyro primitives. It may branch on its arguments, not on the values of its sites.
     *args, **kwargs
         The arguments of the model. Arrays among them become data of the target.
+    init_strategy
+        One of NumPyro's `numpyro.infer.init_to_*`, for the start. The random ones use a fixed seed.
     """
     if not callable(model):
         raise ValueError(f"from_numpyro takes a NumPyro model, which is a function; got {type(model).__name__}")
@@ -57,17 +65,32 @@ def from_numpyro(model: Callable, /, *args, **kwargs) -> Target:
     for site in sites.samples:
         _check_constants(*site)
     init, supports = _numbers(sites)
+    if init_strategy is not None:
+        init = _strategic_start(model, args, kwargs, init_strategy, init)
 
-    def log_joint(theta):
+    def joint(model, theta):
         validation = contextlib.nullcontext() if sites.validate else numpyro.validation_enabled(False)
         # Outside the model the seed sees only what has no value yet: no key is split for a latent.
         with validation, handlers.seed(rng_seed=0):
             return log_density(model, args, kwargs, theta)[0]
 
+    def log_joint(theta):
+        return joint(model, theta)
+
     def outputs(theta):
         trace = _trace(handlers.substitute(model, data=theta), args, kwargs)
         return {name: jnp.asarray(trace[name]["value"]) for name in sites.deterministic}
 
+    if (plate := sites.subsample) is not None:
+        return MinibatchTarget(
+            lambda theta: joint(OnRow(model, plate, 0, inside=False), theta),
+            lambda theta, row: joint(OnRow(model, plate, row, inside=True), theta),
+            jnp.arange(plate.size),
+            plate.subsample_size,
+            init,
+            supports,
+            outputs=outputs if sites.deterministic else None,
+        )
     observed = {name: value for name, _, _, value in sites.samples if value is not None and not _is_traced(value)}
     origin = numpyro_origin(model, args, kwargs, [latent.name for latent in sites.latents], observed)
     return Target(log_joint, init, supports, outputs=outputs if sites.deterministic else None, origin=origin)
@@ -95,17 +118,21 @@ class _Sites:
     """Name, distribution, support and observed value (None for a latent) of every sample site."""
     validate: bool
     """Whether only the running model can tell if an observation lies in its support."""
+    subsample: Subsample | None
 
 
 def _read(model, args, kwargs) -> _Sites:
-    latents, deterministic, samples = [], [], []
+    latents, deterministic, samples, plates = [], [], [], []
 
     def run():
         out = []
-        for name, site in _trace(handlers.substitute(model, substitute_fn=_start), args, kwargs).items():
+        trace = _trace(handlers.substitute(model, substitute_fn=_start), args, kwargs)
+        plates.append(find_subsample(trace))
+        for name, site in trace.items():
             _refuse(name, site)
             if site["type"] == "deterministic":
-                deterministic.append(name)
+                if plates[0] is None or not is_within(site, plates[0].name):
+                    deterministic.append(name)
             elif site["type"] == "sample":
                 fn, value, observed = site["fn"], site["value"], site["is_observed"]
                 support = fn.support
@@ -122,7 +149,7 @@ def _read(model, args, kwargs) -> _Sites:
         value is not None and _is_traced((value, support)) and not supports_of.is_real(support)
         for _, _, support, value in samples
     )
-    return _Sites(program, latents, deterministic, samples, validate)
+    return _Sites(program, latents, deterministic, samples, validate, plates[0])
 
 
 def _trace(model, args, kwargs):
@@ -154,16 +181,25 @@ def _start(site):
     return jax.lax.optimization_barrier(value)
 
 
+def _strategic_start(model, args, kwargs, strategy, known: dict) -> dict:
+    """The start that one of NumPyro's strategies gives; what it leaves open is known."""
+    if not callable(strategy):
+        raise ValueError(f"init_strategy must be one of numpyro.infer.init_to_*; got {strategy!r}")
+    # Strategies draw with the key of the site, which the seed must have set before.
+    substituted = handlers.substitute(handlers.seed(model, rng_seed=0), substitute_fn=strategy)
+    trace = _trace(substituted, args, kwargs)
+    discrete = {name for name in known if supports_of.is_discrete(trace[name]["fn"].support)}
+    start = {}
+    for name, zero in known.items():
+        value = np.asarray(zero if name in discrete else trace[name]["value"])
+        if value.shape != np.shape(zero):
+            raise ValueError(f"init_strategy gives '{name}' the shape {value.shape}; the model has {np.shape(zero)}")
+        start[name] = value.astype(np.asarray(zero).dtype)
+    return start
+
+
 def _refuse(name: str, site) -> None:
     """Raise ValueError at a primitive that a target cannot carry."""
-    if site["type"] == "plate":
-        size, subsample_size = site["args"]
-        if subsample_size is not None and subsample_size != size:
-            raise ValueError(
-                f"plate '{name}' subsamples {subsample_size} of {size} rows; from_numpyro takes all rows. "
-                "Leave subsample_size out, or give log prior and log likelihood of a row to "
-                "curvi.MinibatchTarget"
-            )
     if site["type"] in ("param", "mutable"):
         raise ValueError(
             f"site '{name}' is a numpyro.{site['type']}, which has no density; give it a prior "

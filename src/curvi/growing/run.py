@@ -198,7 +198,7 @@ class GrowingRun:
                 "accepted": step.accepted,
             }
         )
-        self.display.note(self.taken, step.look.value, error, step.gain, self.counts, step.radius)
+        self.display.note(self.taken, step.look.value, error, step.gain, self.counts, step.radius, noise.num_draws)
 
     def _more(self, num_draws: int, bias: float, tolerance: float) -> int:
         """Draws of the next round: the bias falls at least like 1 / draws, and by much more where moments begin to

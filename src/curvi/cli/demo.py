@@ -1,4 +1,4 @@
-"""The command line: `curvi demo` and `curvi --version`."""
+"""`curvi demo`."""
 
 import importlib
 from pathlib import Path
@@ -10,55 +10,22 @@ from rich.console import Console
 from rich.table import Table
 
 import curvi
-
-app = typer.Typer(
-    help="Curvature-aware variational inference.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
+from curvi.cli.common import INTERRUPTED, Seed, Traceback, console, explained
 
 _NEEDED = {"matplotlib": "matplotlib", "sklearn": "scikit-learn"}
-_EXIT_ERROR, _EXIT_MISSING, _EXIT_INTERRUPTED = 1, 2, 130
 
 
-def main() -> None:
-    """Run the command line."""
-    app()
-
-
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"curvi {curvi.__version__}")
-        raise typer.Exit()
-
-
-@app.callback()
-def _options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
-    ] = False,
-) -> None:
-    pass
-
-
-@app.command()
 def demo(
     output: Annotated[Path, typer.Option(help="Folder for the picture and the table.")] = Path("curvi-demo"),
     quick: Annotated[bool, typer.Option("--quick", help="Two methods and few steps: a check that it runs.")] = False,
-    seed: Annotated[int, typer.Option(help="Seed of all randomness.")] = 0,
-    traceback: Annotated[bool, typer.Option("--traceback", help="Show the traceback of an error.")] = False,
+    seed: Seed = 0,
+    traceback: Traceback = False,
 ) -> None:
     """Fit a Bayesian logistic regression by every method; write a table and a picture."""
-    try:
+    with explained(traceback):
         interrupted = _demo(output, quick, seed)
-    except Exception as error:
-        if traceback:
-            raise
-        Console(stderr=True).print(f"Error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(_EXIT_MISSING if isinstance(error, ImportError) else _EXIT_ERROR) from None
     if interrupted:
-        raise typer.Exit(_EXIT_INTERRUPTED)
+        raise typer.Exit(INTERRUPTED)
 
 
 def _demo(output: Path, quick: bool, seed: int) -> bool:
@@ -71,26 +38,20 @@ def _demo(output: Path, quick: bool, seed: int) -> bool:
     output.mkdir(parents=True, exist_ok=True)
     # Set here and not in the library, whose users choose their own precision.
     jax.config.update("jax_enable_x64", True)
-    console = _console()
+    out = console()
     target = demonstration.breast_cancer_target()
     chosen = demonstration.contestants(quick)
-    console.print("Bayesian logistic regression, breast cancer data: 569 rows, 31 coefficients, standard normal priors")
+    out.print("Bayesian logistic regression, breast cancer data: 569 rows, 31 coefficients, standard normal priors")
     rows = []
     for row in demonstration.run(target, chosen, seed):
         rows.append(row)
-        console.print(f"  {len(rows)}/{len(chosen)}  {row['name']:<28} {_brief(row)}")
-    _show(console, rows)
+        out.print(f"  {len(rows)}/{len(chosen)}  {row['name']:<28} {_brief(row)}")
+    _show(out, rows)
     table, picture = output / "fits.jsonl", output / "race.png"
     demonstration.write_rows(rows, table)
     pictures.draw_race(rows, picture, "Bayesian logistic regression, breast cancer data, 31 coefficients")
-    console.print(f"\nWritten to {output}: {picture.name} (picture), {table.name} (the table, one line of JSON a fit)")
+    out.print(f"\nWritten to {output}: {picture.name} (picture), {table.name} (the table, one line of JSON a fit)")
     return rows[-1]["outcome"] == curvi.Outcome.INTERRUPTED.name
-
-
-def _console() -> Console:
-    console = Console(highlight=False)
-    # A file or pipe has no width of its own; 80 columns would cut the table to pieces.
-    return console if console.is_terminal else Console(highlight=False, width=150)
 
 
 def _check_extra() -> None:
@@ -119,7 +80,7 @@ def _with_error(value: float | None, error: float | None, digits: int = 2) -> st
     return f"{value:.{digits}f}" if error is None else f"{value:.{digits}f} ± {error:.{digits}f}"
 
 
-def _show(console: Console, rows: list[dict]) -> None:
+def _show(out: Console, rows: list[dict]) -> None:
     table = Table(title="What each method reached, and what it cost", title_justify="left")
     table.add_column("method")
     for heading in ("ELBO\n(nats)", "remaining gain\n(nats)"):
@@ -138,12 +99,12 @@ def _show(console: Console, rows: list[dict]) -> None:
             *(f"{row[count]:,}" for count in ("num_steps", "num_log_density", "num_gradient", "num_hvp")),
             *(f"{row[seconds]:.1f}" for seconds in ("compile_seconds", "run_seconds")),
         )
-    console.print()
-    console.print(table)
+    out.print()
+    out.print(table)
     for outcome in dict.fromkeys(row["outcome"] for row in rows):
         word, message = outcome.lower().replace("_", " "), curvi.Outcome[outcome].message
-        console.print(message if message.startswith(word) else f"{word}: {message}")
-    console.print(
+        out.print(message if message.startswith(word) else f"{word}: {message}")
+    out.print(
         "ELBOs are those of the final q on the same fresh draws for all methods. Calls are counted per draw, those of "
         "the checks included: a method that takes single steps ends with an estimate of its remaining gain, which "
         "takes gradients and Hessian-vector products whatever the method."

@@ -1,0 +1,258 @@
+"""Checks of a target before a fit: is it finite, are its derivatives right, do its supports and its scale fit?
+
+All is done in unconstrained coordinates z, one block a latent, on l(z) = ln p(theta(z)) + ln |d theta / d z|: the
+function that inference climbs. Derivatives are compared with central differences whose own error is estimated from two
+step lengths and from rounding, so that a cross means a wrong derivative and not a coarse difference.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+
+from curvi import support as supports
+from curvi.diagnostics.probes import Density, Values, curvature_by_latent, evaluate, slopes_by_latent
+from curvi.fit import check_key
+from curvi.target import AbstractTarget, MinibatchTarget, check_scale
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """One check: `ok` is None where it does not apply, `latents` are those at fault, `remedy` says what to do."""
+
+    name: str
+    ok: bool | None
+    detail: str
+    remedy: str = ""
+    latents: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        head = f"{_MARKS[self.ok]} {self.name}: {self.detail}"
+        return head if self.ok is not False else f"{head}\n    {self.remedy}"
+
+
+_MARKS = {True: "✓", False: "✗", None: "-"}
+_STYLES = {True: "green", False: "red", None: "dim"}
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckReport:
+    """What `curvi.check` found. `ok` is whether nothing failed; `report["gradient"]` is one check."""
+
+    checks: tuple[Check, ...]
+
+    @property
+    def ok(self) -> bool:
+        return all(check.ok is not False for check in self.checks)
+
+    def __getitem__(self, name: str) -> Check:
+        return {check.name: check for check in self.checks}[name]
+
+    def __iter__(self) -> Iterator[Check]:
+        return iter(self.checks)
+
+    def _verdict(self) -> str:
+        wrong = [check.name for check in self.checks if check.ok is False]
+        return "the target is ready to be fitted" if not wrong else f"not ready: {', '.join(wrong)}"
+
+    def __str__(self) -> str:
+        return "\n".join([*map(str, self.checks), self._verdict()])
+
+    def __rich__(self):
+        from rich.text import Text
+
+        text = Text()
+        for check in self.checks:
+            text.append(f"{check}\n", style=_STYLES[check.ok])
+        return text.append(self._verdict(), style="bold")
+
+
+def check(target: AbstractTarget, *, key) -> CheckReport:
+    """A short list of checks of a target, each with its remedy, in seconds rather than minutes.
+
+    Parameters
+    ----------
+    target
+        What is to be fitted.
+    key
+        A key from `jax.random.key(seed)`: chooses directions, points and batches.
+
+    Returns
+    -------
+    CheckReport
+        To be printed; `report.ok` says whether a fit can begin.
+    """
+    if not isinstance(target, AbstractTarget):
+        raise ValueError(f"check takes a curvi target; got {type(target).__name__}")
+    check_key(key)
+    key_value, key_slope, key_batch = jax.random.split(key, 3)
+    density = Density(target)
+    values = Values(*jax.device_get(evaluate(density, key_value)))
+    found = [_start_check(values.start)]
+    if density.names:
+        found += [_support_check(target, values), _shape_check(values)]
+    if target.outputs is not None:
+        found.append(_output_check(values.outputs))
+    if found[0].ok:
+        found += [*_derivatives(density, key_slope), _scale_check(target, key_batch)]
+    return CheckReport(tuple(found))
+
+
+def _start_check(value) -> Check:
+    return Check(
+        "finite at the start",
+        bool(np.isfinite(value)),
+        f"ln p is {float(value):.6g} at init",
+        "give an init where the log density is finite, and look for missing values in the data, logarithms of zero "
+        "and divisions by zero",
+    )
+
+
+def _support_check(target: AbstractTarget, values: Values) -> Check:
+    outside = tuple(name for name, moved in values.moved.items() if not np.all(np.isfinite(moved)))
+    described = {one.name: supports.describe(one.support) for one in target.latents}
+    shown = ", ".join(f"'{name}' ({described[name]})" for name in outside)
+    return Check(
+        "supports",
+        not outside,
+        f"ln p is not finite when {shown} alone is moved from its start" if outside else "finite around the start",
+        "declare the support that the latent really has (constraints.positive, constraints.unit_interval, ...), or "
+        "look for overflow in the log density: exp of a large number, a logarithm of zero"
+        + (", or use float64 (jax.config.update('jax_enable_x64', True))" if target.dtype == np.float32 else ""),
+        outside,
+    )
+
+
+def _shape_check(values: Values) -> Check:
+    tolerance = 1e3 * np.finfo(values.alone.dtype).eps
+    agree = bool(np.allclose(values.alone, values.batched, rtol=tolerance, equal_nan=True))
+    return Check(
+        "shapes",
+        agree,
+        "one number a draw, the same alone and in a batch" if agree else "a batch of draws gives other values",
+        "write log_density for one draw, with jax.numpy operations on the last axes; curvi vectorises it",
+    )
+
+
+def _output_check(outputs: dict[str, np.ndarray]) -> Check:
+    strange = tuple(name for name, value in outputs.items() if not np.all(np.isfinite(value)))
+    return Check(
+        "outputs",
+        not strange,
+        f"not finite: {_quoted(strange)}" if strange else f"{len(outputs)} further quantities, finite at the start",
+        "look at the computation of these quantities; the fit itself does not need them",
+        strange,
+    )
+
+
+def _derivatives(density: Density, key) -> list[Check]:
+    order, names = density.target.order, density.names
+    if order == 0 or not names:
+        reason = "not used: order=0" if names else "not used: all latents are discrete"
+        return [Check("gradient", None, reason), Check("curvature", None, reason)]
+    try:
+        slopes = jax.device_get(slopes_by_latent(density, key))
+    except Exception as error:  # whatever differentiation of foreign code raises
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        remedy = (
+            "pass order=0 to Target, so that only values are used, or give the function a derivative (jax.custom_jvp)"
+        )
+        return [Check("gradient", False, f"cannot be computed: {reason}", remedy, names)]
+    gradient = _gradient_check(slopes)
+    if order == 1:
+        return [gradient, _use_check(slopes), Check("curvature", None, "not used: order=1")]
+    try:
+        curvature = _curvature_check(jax.device_get(curvature_by_latent(density, key)))
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        remedy = "pass order=1 to Target, so that only first derivatives are used"
+        curvature = Check("curvature", False, f"cannot be computed: {reason}", remedy, names)
+    return [gradient, _use_check(slopes), curvature]
+
+
+def _gradient_check(slopes: dict[str, dict]) -> Check:
+    infinite = tuple(name for name, one in slopes.items() if not one["finite"])
+    if infinite:
+        return Check(
+            "gradient",
+            False,
+            f"not finite with respect to {_quoted(infinite)}",
+            "look for a square root or a power at zero, and for jnp.where around an operation that is undefined in the "
+            "branch not taken: its derivative is computed too",
+            infinite,
+        )
+    wrong = tuple(name for name, one in slopes.items() if not _agrees(one))
+    shown = "; ".join(
+        f"'{name}': {float(slopes[name]['slope']):.6g}, by differences {float(slopes[name]['near']):.6g}"
+        for name in wrong
+    )
+    return Check(
+        "gradient",
+        not wrong,
+        shown or "finite, and equal to finite differences",
+        "look for custom derivatives, stop_gradient, rounding to integers, jumps or kinks; pass order=0 to Target "
+        "where they belong to the model",
+        wrong,
+    )
+
+
+def _use_check(slopes: dict[str, dict]) -> Check:
+    unused = tuple(name for name, one in slopes.items() if not one["used"])
+    return Check(
+        "every latent counts",
+        not unused,
+        f"ln p does not change with {_quoted(unused)}" if unused else "ln p changes with each of them",
+        "give the latent a prior, or leave it out: without either it has no posterior",
+        unused,
+    )
+
+
+def _curvature_check(found: dict) -> Check:
+    if not all(np.isfinite(one["slope"]) for one in found["blocks"].values()):
+        return Check(
+            "curvature",
+            False,
+            "the second derivative is not finite",
+            "look for operations that are once differentiable only, such as abs, a norm at zero or a power below two; "
+            "pass order=1 to Target where they belong to the model",
+            tuple(name for name, one in found["blocks"].items() if not np.isfinite(one["slope"])),
+        )
+    left, right, error = (float(found[name]) for name in ("left", "right", "error"))
+    symmetric = abs(left - right) <= 1e-3 * max(abs(left), abs(right)) + error
+    wrong = tuple(name for name, one in found["blocks"].items() if not _agrees(one))
+    if symmetric and not wrong:
+        return Check("curvature", True, "symmetric, and equal to differences of the gradient")
+    detail = f"not symmetric: v'Hw = {left:.6g}, w'Hv = {right:.6g}" if not symmetric else ""
+    if wrong:
+        detail = "; ".join(filter(None, [detail, f"differs from differences of the gradient for {_quoted(wrong)}"]))
+    return Check(
+        "curvature",
+        False,
+        detail,
+        "look for custom derivatives that are not those of one function; pass order=1 to Target to do without them",
+        wrong,
+    )
+
+
+def _scale_check(target: AbstractTarget, key) -> Check:
+    if not isinstance(target, MinibatchTarget):
+        return Check("minibatch scale", None, "not used: the target takes all data at once")
+    try:
+        check_scale(target, key)
+    except ValueError as error:
+        remedy = "let log_likelihood_row return the log likelihood of one row, unscaled: curvi multiplies by N / B"
+        return Check("minibatch scale", False, str(error), remedy)
+    return Check("minibatch scale", True, f"batches of {target.batch_size} rows average to all {target.num_rows}")
+
+
+def _quoted(names) -> str:
+    return ", ".join(f"'{name}'" for name in names)
+
+
+def _agrees(one: dict) -> bool:
+    """Whether a slope is that of central differences, within their own error: truncation, told by two steps, and
+    rounding.
+    """
+    error = 3 * abs(one["near"] - one["far"]) + one["rounding"]
+    return bool(abs(one["slope"] - one["near"]) <= 1e-3 * abs(one["slope"]) + error)

@@ -1,0 +1,88 @@
+"""Data files for models: columns or arrays by name, from CSV, NPZ or Parquet."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+
+from curvi.cli.common import InputError
+
+_MISSING = {"", "na", "nan", "null", "none"}
+
+
+def read_data(path: Path) -> tuple[dict, list[str]]:
+    """Arrays by name, and remarks on what was done to them."""
+    readers = {".csv": _read_csv, ".npz": _read_npz, ".parquet": _read_parquet}
+    if (reader := readers.get(path.suffix.lower())) is None:
+        raise InputError(f"{path}: data files are .csv, .npz or .parquet; got '{path.suffix}'")
+    if not path.exists():
+        raise InputError(f"no data file {path}")
+    remarks: list[str] = []
+    data = {name: _as_numbers(name, column, remarks) for name, column in reader(path).items()}
+    return data, remarks
+
+
+def _read_csv(path: Path) -> dict:
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        rows = [row for row in csv.reader(file) if row]
+    if len(rows) < 2:
+        raise InputError(f"{path}: expected a line of column names and at least one row")
+    names, *body = rows
+    if len(set(names)) != len(names):
+        raise InputError(f"{path}: column names must differ; got {', '.join(names)}")
+    for at, row in enumerate(body, 2):
+        if len(row) != len(names):
+            raise InputError(f"{path}, line {at}: {len(row)} fields, where the first line names {len(names)} columns")
+    for name, column in zip(names, zip(*body)):
+        for at, field in enumerate(column, 2):
+            if field.strip().lower() in _MISSING:
+                raise InputError(f"{path}, line {at}: no value for '{name}'; leave incomplete rows out")
+    return {name.strip(): _parse(column) for name, column in zip(names, zip(*body))}
+
+
+def _parse(column) -> np.ndarray:
+    """Integers where all are, else floats, else words."""
+    for kind in (int, float):
+        try:
+            return np.asarray([kind(field) for field in column])
+        except ValueError:
+            pass
+    return np.asarray([field.strip() for field in column])
+
+
+def _read_npz(path: Path) -> dict:
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            return {name: stored[name] for name in stored.files}
+    except (ValueError, OSError, EOFError) as error:
+        raise InputError(f"{path}: not an NPZ file of plain arrays ({error}); write it with numpy.savez") from error
+
+
+def _read_parquet(path: Path) -> dict:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise ImportError(f'Parquet files need pyarrow ({error}): pip install "curvi[parquet]"') from error
+    try:
+        table = parquet.read_table(path)
+    except pyarrow.ArrowInvalid as error:
+        raise InputError(f"{path}: not a Parquet file ({error})") from error
+    for name, column in zip(table.column_names, table.columns):
+        if column.null_count:
+            raise InputError(f"{path}: column '{name}' has {column.null_count} missing values; leave these rows out")
+    return {name: column.to_numpy() for name, column in zip(table.column_names, table.columns)}
+
+
+def _as_numbers(name: str, column: np.ndarray, remarks: list[str]):
+    """Numbers as they are, a single one as a Python number, words as codes in alphabetical order."""
+    if column.ndim == 0 and column.dtype.kind in "biuf":
+        return column.item()
+    if column.dtype.kind == "f" and not np.all(np.isfinite(column)):
+        raise InputError(f"'{name}' has values that are not finite; leave these rows out")
+    if column.dtype.kind in "biuf":
+        return column
+    levels, codes = np.unique(column.astype(str), return_inverse=True)
+    shown = ", ".join(levels[:5]) + (", ..." if len(levels) > 5 else "")
+    remarks.append(f"'{name}' has {len(levels)} levels, coded from 0 in alphabetical order: {shown}")
+    return codes.reshape(column.shape)

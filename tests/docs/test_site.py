@@ -1,0 +1,90 @@
+"""The documentation: the site builds without a warning, pages are complete, and their code runs."""
+
+import inspect
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import curvi
+from curvi.methods import AnyMethod
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+HEADINGS = ["Idea", "Update", "Cost", "When it fails", "References"]
+METHODS = [
+    name
+    for name, value in vars(curvi.methods).items()
+    if inspect.isclass(value) and issubclass(value, AnyMethod) and not inspect.isabstract(value)
+    and name not in ("AnyMethod", "Method")
+]  # fmt: skip
+METHOD_PAGES = sorted(path for path in (DOCS / "methods").glob("*.md") if path.name != "index.md")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    for module in ("mkdocs", "material", "mkdocstrings"):
+        pytest.importorskip(module, reason=f"{module} is not installed (an extra: docs)")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "WARNING" not in done.stdout + done.stderr
+    return folder
+
+
+def test_site_builds_strictly_and_shows_what_it_should(site):
+    assert "<h2" in (site / "index.html").read_text(encoding="utf-8")
+    for page in ("choose", "limits", "design", "add-a-method", "benchmarks", "peers", "paper", "api"):
+        assert (site / page / "index.html").exists()
+    # Tutorials hold their scripts, and the reference the docstrings.
+    assert "from_pymc" in (site / "tutorials" / "pymc" / "index.html").read_text(encoding="utf-8")
+    reference = (site / "api" / "index.html").read_text(encoding="utf-8")
+    assert "subsample_size" in reference and "init_strategy" in reference
+
+
+def test_every_public_name_is_in_the_reference(site):
+    reference = (site / "api" / "index.html").read_text(encoding="utf-8")
+    public = [name for name, value in vars(curvi).items() if not name.startswith("_") and callable(value)]
+    assert {"fit", "check", "Target", "from_pymc"} <= set(public)
+    assert not [name for name in [*public, *METHODS] if f".{name}" not in reference]
+
+
+def test_site_asks_no_other_server(site):
+    pages = [path.read_text(encoding="utf-8") for path in site.rglob("*.html")]
+    fetched = re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="(https?://[^"]+)"', "".join(pages))
+    assert not [address for address in fetched if "canonical" not in address]
+
+
+@pytest.mark.parametrize("path", METHOD_PAGES, ids=lambda path: path.stem)
+def test_method_pages_have_the_same_headings(path):
+    text = path.read_text(encoding="utf-8")
+    assert re.findall(r"^## (.+)$", text, flags=re.MULTILINE) == HEADINGS
+    assert re.match(r"# .+\n\n`curvi\.methods\.\w+`\n", text)
+
+
+def test_every_public_method_has_a_page():
+    described = {
+        re.search(r"`curvi\.methods\.(\w+)`", path.read_text(encoding="utf-8")).group(1) for path in METHOD_PAGES
+    }
+    assert set(METHODS) <= described
+
+
+def test_code_of_the_first_page_runs(capsys):
+    blocks = re.findall(r"```python\n(.*?)```", (DOCS / "index.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert blocks
+    for block in blocks:
+        names = {}
+        exec(compile(block, "docs/index.md", "exec"), names)
+        assert names["fit"].converged
+    assert "ready to be fitted" in capsys.readouterr().out
+
+
+def test_every_script_is_shown_in_a_tutorial():
+    pages = "".join(path.read_text(encoding="utf-8") for path in (DOCS / "tutorials").glob("*.md"))
+    scripts = [path.name for path in (ROOT / "examples").glob("*.py")]
+    assert not [name for name in scripts if f"examples/{name}" not in pages]

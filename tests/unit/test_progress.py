@@ -1,0 +1,142 @@
+"""Progress: what it says, where it says it, how often, and what it costs."""
+
+import io
+import os
+import pty
+import re
+import subprocess
+import sys
+import threading
+import time
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import curvi
+from curvi import progress
+from curvi.progress import Reporter, open_progress
+from curvi.results import CallCounts
+
+COUNTS = CallCounts(1000, 200, 34)
+TARGET = curvi.Target(lambda theta: -jnp.sum(jnp.cosh(theta["x"] - 2.0)), {"x": jnp.zeros(3)})
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_report_says_elbo_gain_draws_radius_and_time_left():
+    seen = []
+    reporter = Reporter(100, seen.append, every=0.0)
+    reporter.note(10, -12.345, 0.01, np.inf, COUNTS)
+    time.sleep(0.05)
+    reporter.note(20, -12.3, 0.01, 0.25, COUNTS, 0.5, 256)
+    first, second = (report.line() for report in seen)
+    assert "step 10/100" in first and "gain left ?" in first and "left" not in first.split("?")[1]
+    for words in ("ELBO -12.30 ± 0.01", "gain left 0.25 nats", "256 draws", "radius 0.5", "1,234 calls", "at most"):
+        assert words in second
+    # Eighty steps at the pace of the last ten.
+    assert seen[1].seconds_left == pytest.approx(8 * 0.05, rel=0.5)
+
+
+def test_durations_are_short():
+    assert [progress._duration(s) for s in (3.2, 75, 4000)] == ["3 s", "1:15 min", "1:06 h"]
+
+
+def test_log_file_gets_lines_at_a_modest_rate(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "perf_counter", lambda: now[0])
+    file = io.StringIO()
+    with open_progress(True, 1000, 0.05, file=file) as display:
+        for step in range(1, 1000):
+            now[0] += 0.1
+            display.note(step, -1.0, 0.1, 1.0, COUNTS)
+    lines = file.getvalue().splitlines()
+    assert len(lines) == pytest.approx(100 / progress._LOG_SECONDS, abs=1)
+    assert all("ELBO" in line and "\x1b" not in line and "\r" not in line for line in lines)
+
+
+def test_short_fits_leave_no_line_in_a_log(capfd):
+    curvi.fit(TARGET, key=jax.random.key(0))
+    out = capfd.readouterr()
+    assert out.out == "" and out.err == ""
+
+
+def test_silence_and_display_give_the_same_bits():
+    with_display = curvi.fit(TARGET, key=jax.random.key(0), progress=True)
+    without = curvi.fit(TARGET, key=jax.random.key(0), progress=False)
+    np.testing.assert_array_equal(with_display.q.params, without.q.params)
+
+
+def test_terminal_is_redrawn_and_left_clean():
+    code = """
+import jax, jax.numpy as jnp, curvi
+jax.config.update("jax_enable_x64", True)
+target = curvi.Target(lambda theta: -jnp.sum(jnp.cosh(theta["x"] - 2.0)), {"x": jnp.zeros(3)})
+curvi.fit(target, key=jax.random.key(0), method=curvi.methods.NaturalGradient(), num_steps=1500, tolerance=1e-9)
+"""
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "160"}
+    process = subprocess.Popen([sys.executable, "-c", code], stderr=theirs, env=environment)
+    os.close(theirs)
+    chunks = []
+    reader = threading.Thread(target=_drain, args=(ours, chunks))
+    reader.start()
+    assert process.wait(timeout=300) == 0
+    reader.join()
+    written = b"".join(chunks).decode()
+    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", written)
+    for words in ("curvi", "compiling", "ELBO", "gain left", "draws", "radius", "at most"):
+        assert words in plain
+    assert written.rstrip().endswith(("\x1b[2K", "\x1b[?25h", "\x1b[1A\x1b[2K"))  # the line is erased, the cursor back
+
+
+def _drain(descriptor, chunks):
+    while True:
+        try:
+            chunk = os.read(descriptor, 4096)
+        except OSError:  # the other end is closed
+            return
+        if not chunk:
+            return
+        chunks.append(chunk)
+
+
+def test_showing_costs_less_than_five_percent():
+    # Reports that are not drawn must be all but free; those that are come at most every _REDRAW_SECONDS, and the
+    # display redraws itself four times a second.
+    with open_progress(True, 10**6, 0.05, file=Terminal()) as display:
+        display.every = np.inf
+        skipped = _seconds(lambda at: display.note(at, -1.0, 0.1, 1.0, COUNTS, 1.0, 64), 2000)
+        display.every = 0.0
+        drawn = _seconds(lambda at: display.note(at, -1.0, 0.1, 1.0, COUNTS, 1.0, 64), 200)
+    assert skipped < 2e-4
+    assert drawn / progress._REDRAW_SECONDS < 0.04
+
+
+def _seconds(function, repeats: int) -> float:
+    began = time.process_time()
+    for at in range(1, repeats + 1):
+        function(at)
+    return (time.process_time() - began) / repeats
+
+
+def test_notebook_updates_one_output():
+    nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed (an extra: dev)")
+    nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed (an extra: dev)")
+    code = """
+import jax, jax.numpy as jnp, curvi
+target = curvi.Target(lambda theta: -jnp.sum(jnp.cosh(theta["x"] - 2.0)), {"x": jnp.zeros(3)})
+fit = curvi.fit(target, key=jax.random.key(0), method=curvi.methods.NaturalGradient(), num_steps=1000, tolerance=1e-9)
+"""
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # those of Jupyter's own machinery
+        nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
+    # tqdm, which NumPyro imports, warns on standard error that there are no widgets.
+    (output,) = (one for one in notebook.cells[0].outputs if one["output_type"] == "display_data")
+    assert re.search(r"step \d+/1000  ELBO .* gain left .* draws", output["data"]["text/plain"])

@@ -97,5 +97,6 @@ def khat_meaning(khat: float) -> str:
     if khat <= _LARGEST:
         return "usable: importance weights correct q (fit.resample)"
     if khat <= 1:
-        return "q misses part of the posterior: importance weights do not correct it"
-    return "q is far from the posterior in some direction: importance weights are useless"
+        return "the tails of q are too light for importance weights to correct it"
+    # It speaks of the far tail: a posterior that is skewed a little is enough, and means and sds may be fine.
+    return "the tails of q are far too light: no importance weights; of means and sds it says little"

@@ -170,7 +170,7 @@ class GrowingRun:
         before = first.look.value if cut is None else cut.value
         # A climb that was over is so for the tolerance that it had.
         over = cut is not None and cut.end is not None and cut.gain_tolerance == gain_tolerance
-        end = cut.end if over else first.end
+        end = cut.end if cut is not None and over else first.end
         while end is None and self.taken < limit:
             step = next(steps)
             end = step.end

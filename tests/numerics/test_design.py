@@ -130,9 +130,13 @@ def test_excess_is_what_the_average_has_too_much():
     still = params[:, 0] - centre
     expectation = -(still @ precision @ still + np.diag(precision) @ sigma**2) / 2
     expansion = Expansion(-precision, sigma)
-    excess = sigma @ expansion.excess(values) @ sigma / 2
+    excess = sigma @ (expansion.excess(values) @ sigma) / 2
     assert np.isclose(average, expectation + excess, rtol=1e-12)
     assert abs(excess) > 0.1
+    # The same without storing it.
+    hidden = expansion.excess(values)
+    hidden.matrix = None
+    assert np.allclose(hidden @ sigma, expansion.excess(values) @ sigma, rtol=1e-10)
     # The same of parts, and its gradient in ln sigma.
     energies, gradients = expansion.part_excess(values.reshape(2, 4, 6), sigma)
     assert np.isclose(energies.mean(), excess, rtol=1e-12)
@@ -146,14 +150,14 @@ def objective_of(precision, centre, order=2):
     return Objective(target, MeanField(target), jax.random.key(0), 64)
 
 
-@pytest.mark.parametrize(("size", "order"), [(6, 2), (6, 1), (40, 2), (70, 1)])
+@pytest.mark.parametrize(("size", "order"), [(6, 2), (6, 1), (40, 2), (70, 1), (150, 2)])
 def test_hessian_at_the_mean(size, order):
     precision, centre = correlated(size)
     objective = objective_of(precision, centre, order)
     objective.expand(np.random.default_rng(2).normal(size=2 * size))
     assert np.allclose(objective.expansion.hessian, -precision, rtol=0, atol=1e-9)
     v = np.arange(1.0, size + 1)
-    assert np.allclose(precision @ objective.expansion.unwhiten(objective.expansion.whiten(v)), v, rtol=1e-3)
+    assert np.allclose(precision @ objective.expansion.unwhiten(objective.expansion.whiten(v)), v, rtol=0.02)
 
 
 def test_no_metric_where_the_hessian_is_not_negative():

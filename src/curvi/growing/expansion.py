@@ -13,6 +13,7 @@ import numpy as np
 from scipy.linalg import solve_triangular
 
 _LEAST = 1e-6
+_LARGEST_STORED = 2048  # dimensions up to which K is stored
 
 
 class Expansion:
@@ -29,10 +30,9 @@ class Expansion:
         except np.linalg.LinAlgError:
             self.lower = None
 
-    def excess(self, noise: np.ndarray) -> np.ndarray:
+    def excess(self, noise: np.ndarray) -> "Excess":
         """K of this noise."""
-        moments = noise.T @ noise / len(noise)
-        return self.hessian * (moments - np.eye(noise.shape[-1]))
+        return Excess(self.hessian, noise)
 
     def part_excess(self, parts: np.ndarray, sigma: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """sigma' K sigma / 2 and its gradient in ln sigma for each part (parts, draws, dimension) of the noise."""
@@ -48,3 +48,18 @@ class Expansion:
     def unwhiten(self, v: np.ndarray) -> np.ndarray:
         """L^-T v."""
         return solve_triangular(self.lower, v, lower=True, trans=1, check_finite=False)
+
+
+class Excess:
+    """K = H0 * (mean e e' - I), known by its products; not stored where it is large."""
+
+    def __init__(self, hessian: np.ndarray, noise: np.ndarray):
+        self.hessian, self.noise, self.matrix = hessian, noise, None
+        if noise.shape[-1] <= _LARGEST_STORED:
+            self.matrix = hessian * (noise.T @ noise / len(noise) - np.eye(noise.shape[-1]))
+
+    def __matmul__(self, v: np.ndarray) -> np.ndarray:
+        if self.matrix is not None:
+            return self.matrix @ v
+        half = self.noise[::2]  # draws come in mirrored pairs, which add the same
+        return np.mean(half * ((half * v) @ self.hessian), 0) - np.diag(self.hessian) * v

@@ -9,7 +9,7 @@ import numpy as np
 from curvi.estimate.design import matched_noise
 from curvi.family import MeanField
 from curvi.family.continuous import Normal
-from curvi.growing.expansion import Expansion
+from curvi.growing.expansion import Excess, Expansion
 from curvi.growing.sweep import CHUNK, Buffer, Point, run_sweep, split_structure
 from curvi.ledger import CallCounts
 from curvi.target import AbstractTarget, MinibatchTarget
@@ -18,7 +18,7 @@ MOST_PARTS = 8
 # For targets of order 1: half the length of the steps over which gradients are compared, in sds of q. The error of
 # central differences is its square; a kink needs some width to show.
 _DIFFERENCE = 0.02
-_LARGEST_HESSIAN = 2048
+_LARGEST_HESSIAN = 10_240  # dimensions: two matrices of 840 MB
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +28,7 @@ class FixedNoise:
     values: np.ndarray  # (draws, dimension)
     num_parts: int
     buffer: Buffer
-    excess: np.ndarray | None  # of the control variate, None without one
+    excess: Excess | None  # of the control variate, None without one
 
     @property
     def num_draws(self) -> int:
@@ -77,8 +77,8 @@ class Objective:
         self.counts = CallCounts()
         self.epoch = epoch_draws(target)
         self._structure, self._arrays = split_structure(target, q)
-        self._num_kept = -(-self.dimension // CHUNK) if self.expandable else 0
-        self._size = max(capacity // CHUNK, self._num_kept)  # of the buffer, in chunks
+        self._size = capacity // CHUNK  # of the buffer, in chunks
+        self._num_kept = min(-(-self.dimension // CHUNK), self._size) if self.expandable else 0
 
     # -- noise --------------------------------------------------------------------------------------------------------
 
@@ -168,19 +168,25 @@ class Objective:
     def expand(self, params: np.ndarray) -> None:
         """Take the Hessian of ln p at the mean of q: it serves as control variate and as metric."""
         sigma = np.exp(params[1::2])
-        noise = self._fixed(np.eye(self.dimension), 1, self.generator(), expansion=False)
-        if self.target.order == 1:
-            # Row i: the change of the gradient over a step along coordinate i, a share of its sd.
-            noise = self._fixed(np.diag(sigma), 1, self.generator(), expansion=False)
-            ahead, behind = (self._rows(params, noise, side * _DIFFERENCE) for side in (1, -1))
-            rows = (ahead - behind) / (2 * _DIFFERENCE * sigma[:, None])
-        else:
-            rows = self._rows(params, noise, 0.0)
-        self.expansion = Expansion(rows, sigma)
+        slab = self._num_kept * CHUNK
+        slabs = [np.arange(at, min(at + slab, self.dimension)) for at in range(0, self.dimension, slab)]
+        hessian = np.concatenate([self._hessian_rows(params, sigma, rows) for rows in slabs])
+        self.expansion = Expansion(hessian, sigma)
 
-    def _rows(self, params, noise: FixedNoise, shift: float) -> np.ndarray:
-        kept = self._sweep(params, noise, spread=0.0, shift=shift).kept
-        return np.asarray(kept, np.float64).reshape(-1, self.dimension)[: self.dimension]
+    def _hessian_rows(self, params, sigma, rows: np.ndarray) -> np.ndarray:
+        """Rows of the Hessian at the mean: one draw a row, along its coordinate."""
+        along = np.zeros((len(rows), self.dimension))
+        along[np.arange(len(rows)), rows] = 1.0 if self.target.order > 1 else sigma[rows]
+        noise = self._fixed(along, 1, self.generator(), expansion=False)
+
+        def kept(shift):
+            found = self._sweep(params, noise, spread=0.0, shift=shift).kept
+            return np.asarray(found, np.float64).reshape(-1, self.dimension)[: len(rows)]
+
+        if self.target.order > 1:
+            return kept(0.0)
+        # The change of the gradient over a step along the coordinate, a share of its sd.
+        return (kept(_DIFFERENCE) - kept(-_DIFFERENCE)) / (2 * _DIFFERENCE * sigma[rows, None])
 
     def compile(self, params: np.ndarray) -> None:
         """A sweep over no draws at all compiles the program and does nothing else."""

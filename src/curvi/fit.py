@@ -6,12 +6,16 @@ import jax
 from curvi.clock import Clock
 from curvi.family import MeanField
 from curvi.growing import GrowingRun
-from curvi.methods import AnyMethod, GrowingDraws, SchemeI
+from curvi.methods import AnyMethod, GrowingDraws, PooledRegression, SchemeI
 from curvi.methods.base import check_fit
+from curvi.pooled import PooledRun
 from curvi.progress import open_progress
 from curvi.results import Fit
 from curvi.stepwise import StepwiseRun
 from curvi.target import AbstractTarget, MinibatchTarget, check_scale
+
+
+_MOST_REGRESSED = 512
 
 
 def fit(
@@ -36,7 +40,8 @@ def fit(
     family
         Where to start and with which factors; `MeanField(target)` by default.
     method
-        One of `curvi.methods`; by default Newton on growing draws for order-2 targets, Scheme I elsewhere.
+        One of `curvi.methods`; by default Newton on growing draws where model and q allow two derivatives, regression
+        on pooled draws elsewhere (Scheme I beyond 512 variational parameters).
     num_steps
         Most steps; the method's own default if None.
     tolerance
@@ -69,6 +74,8 @@ def fit(
     with open_progress(progress, limit, tolerance) as display:
         if isinstance(method, GrowingDraws):
             run = GrowingRun(method, target, q, key, clock, display, num_starts)
+        elif isinstance(method, PooledRegression):
+            run = PooledRun(method, target, q, key, clock, display)
         else:
             run = StepwiseRun(method, target, q, key, clock, display)
         outcome = run.until(limit, tolerance)
@@ -91,7 +98,10 @@ def fit(
 
 
 def _default_method(target: AbstractTarget, q: MeanField) -> AnyMethod:
-    return GrowingDraws() if target.order >= 2 and q.reparameterised else SchemeI()
+    if target.order >= 2 and q.reparameterised:
+        return GrowingDraws()
+    # Least squares on all scores needs more draws than parameters, and time like the cube of their number.
+    return PooledRegression() if q.num_params <= _MOST_REGRESSED else SchemeI()
 
 
 def _check_input(target, key, family, method, num_steps, tolerance) -> None:

@@ -1,0 +1,88 @@
+"""Second-order regression on pooled draws: the default where values of the log density are all there is.
+
+Each step draws a batch from q, pools it with the batches before by importance weights, and regresses ln p - ln q on
+scores and products of scores (`estimate.pairs`): natural gradient and Hessian in one least-squares problem, without a
+derivative of the model. The small linear algebra runs on the host between compiled batches of draws, so that nothing
+is compiled anew when their number changes, and the model may as well be a Python function.
+"""
+
+from typing import ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from curvi.family import MeanField
+from curvi.methods.base import AnyMethod
+from curvi.target import AbstractTarget
+
+
+class PooledRegression(AnyMethod):
+    """Newton's method on regressed curvature, inside a ball of given divergence, on pooled draws.
+
+    Attributes
+    ----------
+    correction
+        Whether products of scores are regressed on. Without them the step is the natural gradient, by regression.
+    first_draws
+        Draws of the first batches; None takes a dozen more than twice the number of variational parameters.
+    max_draws
+        Most draws of one batch.
+    """
+
+    correction: bool = eqx.field(static=True, default=True)
+    first_draws: int | None = eqx.field(static=True, default=None)
+    max_draws: int = eqx.field(static=True, default=16_384)
+    default_num_steps: ClassVar[int] = 300
+
+    def __check_init__(self):
+        for name in ("first_draws", "max_draws"):
+            number = getattr(self, name)
+            if number is not None and (not isinstance(number, int) or number < 8):
+                raise ValueError(f"{name} must be an integer of at least 8; got {number!r}")
+
+    def batch_draws(self, num_params: int) -> int:
+        """Draws of the first batch: enough for least squares on all scores."""
+        wanted = 2 * num_params + 12 if self.first_draws is None else self.first_draws
+        return min(max(wanted, num_params + 4), self.max_draws)
+
+
+@eqx.filter_jit
+def draw(target: AbstractTarget, q: MeanField, key, index, size: int):
+    """`size` draws of q and ln p at each; a minibatched target gives each draw rows of its own."""
+
+    def one(key):
+        key_draw, key_rows = jax.random.split(key)
+        x = q.sample(key_draw)
+        theta, log_det = q.to_model(x)
+        return x, target.batch(key_rows)(theta) + log_det
+
+    return jax.vmap(one)(jax.random.split(jax.random.fold_in(key, index), size))
+
+
+@eqx.filter_jit
+def look(q: MeanField, x):
+    """ln q and whitened scores of each row of x."""
+    factor = q.fisher().factorise()
+
+    def one(row):
+        return q.log_prob(row), factor.solve(q.score(row))
+
+    return jax.vmap(one)(x)
+
+
+@eqx.filter_jit
+def move(q: MeanField, step):
+    """q moved by a whitened step, along a straight line in the natural parameters of each factor where that is valid.
+
+    In natural parameters a unit step of the natural gradient ends at the best factor given the others, if that lies
+    in the family. Elsewhere, and where the line leaves the family, the line is straight in the factor's own parameters.
+    """
+    direction = q.fisher().factorise().solve_transpose(step)
+    parts = []
+    for factor, params, along in zip(q.layout.factors, q.split(q.params), q.split(direction)):
+        natural, slope = jax.jvp(factor.natural, (params,), (along,))
+        moved = factor.from_natural(natural + slope)
+        valid = jnp.all(jnp.isfinite(moved), -1, keepdims=True)
+        parts.append(jnp.where(valid, moved, params + along).reshape(-1))
+    return q.replace(jnp.concatenate(parts))

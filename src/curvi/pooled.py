@@ -8,7 +8,7 @@ import numpy as np
 
 from curvi.clock import Clock
 from curvi.descent.trust import DenseModel
-from curvi.estimate.pairs import believed_share, fit_pairs, pair_part
+from curvi.estimate.pairs import NO_CURVATURE, Curvature, believed_curvature, fit_pairs, pair_part
 from curvi.estimate.pool import Batch, Pool
 from curvi.estimate.regression import pair_layout
 from curvi.family import MeanField
@@ -23,10 +23,14 @@ from curvi.target import AbstractTarget
 _ROWS = 256  # rows that are looked at in one compiled call
 _LARGEST_UNIT = 256  # draws that are made in one compiled call
 _MOST_BATCHES = 12
-_KERNEL_ROWS = 1400  # an eigendecomposition of this size takes a second
-_PRODUCT_ROWS = 16_384
+_KERNEL_ROWS = 1024  # an eigendecomposition of this size takes a second
+_MOST_PRODUCTS = 512  # beyond, products are fitted on a part of the draws, by their kernel
+_PRODUCT_ROWS = 8192
 _NUM_ERRORS = 2.0
 _NOISE_SHARE = 0.2  # of the tolerance: what the noise of the last step may cost
+_LEAST_VERDICT = 128
+_GROWTH = 1.5
+_LARGEST_RADIUS = 1e4
 _PATIENCE = 25  # rejections in a row, after which nothing is left to step to
 
 
@@ -37,9 +41,9 @@ class Local:
     value: float
     value_se: float
     model: DenseModel
-    pairs: np.ndarray | None  # B, shrunk by what two half samples disagree on
-    believed: float
+    curvature: Curvature
     residual_variance: float
+    complete: bool
     effective_size: float
 
 
@@ -55,10 +59,12 @@ class PooledRun:
         self.unit = min(method.batch_draws(q.num_params), _LARGEST_UNIT)
         self.size = method.batch_draws(q.num_params)
         products = method.correction and self.layout.num_pairs > 0
-        rows = _KERNEL_ROWS if products and self.layout.num_pairs > _KERNEL_ROWS else _PRODUCT_ROWS
         self.products = products
-        self.pool = Pool(self._look, max(rows, 2 * self.size), _MOST_BATCHES)
+        kernel = products and self.layout.num_pairs > _MOST_PRODUCTS
+        self.most_rows = max(_KERNEL_ROWS, 2 * self.size) if kernel else _PRODUCT_ROWS
+        self.pool = Pool(self._look, _PRODUCT_ROWS, _MOST_BATCHES)
         self.radius = 1.0
+        self.trusting = True
         self.counts = CallCounts()
         self.gain, self.gain_se = float("inf"), float("inf")
         self.elbo, self.elbo_se = float("nan"), float("inf")
@@ -86,25 +92,26 @@ class PooledRun:
             candidate = program.move(self.q, np.asarray(step, self.q.params.dtype))
             self.path.append((self.counts.log_density, np.asarray(candidate.params)))
             batch = self._draw(candidate, size)
-            if not (np.all(np.isfinite(candidate.params)) and np.all(np.isfinite(batch.log_p))):
+            if not np.all(batch.finite()):
                 rejected += 1
                 self._record(local, size, False)
-                self.radius = 0.1 * min(self.radius, divergence)
+                self._retreat(divergence)
                 if rejected >= _PATIENCE:
                     return Outcome.NON_FINITE
                 continue
-            certificate = self._certify(candidate, batch, local.pairs)
+            certificate = self._certify(batch, local.curvature)
             self.pool.add(batch)
             there = self._estimate(candidate)
             accept = self._judge(local, there, predicted, divergence)
             if accept:
-                self.q, local, rejected = candidate, there, 0
+                self.q, local, rejected, self.trusting = candidate, there, 0, True
                 self.elbo, self.elbo_se, self.gain, self.gain_se = certificate
             else:
                 # What the batch taught stays: its draws are in the pool.
                 local, rejected = self._estimate(self.q), rejected + 1
             self._record(local, size, accept)
-            if accept and local.model.definite and self.gain + _NUM_ERRORS * self.gain_se <= tolerance:
+            verdict = accept and len(batch) >= self._least_verdict(tolerance) and local.model.definite
+            if verdict and self.gain + _NUM_ERRORS * self.gain_se <= tolerance:
                 return Outcome.CONVERGED
             if rejected >= _PATIENCE:
                 break
@@ -113,16 +120,12 @@ class PooledRun:
     def _start(self) -> None:
         batch = self._draw(self.q, self.size)
         self.clock.compiled()
-        if not np.all(np.isfinite(batch.log_p)):
+        if not np.all(batch.finite()):
             self.q, calls = find_start(self.target, self.q, self.key)
             self.counts = self.counts.plus(log_density=calls)
-            for _ in range(_PATIENCE):
-                batch = self._draw(self.q, self.size)
-                good = np.isfinite(batch.log_p)
-                if good.mean() > 0.5:
-                    break
-            # The few draws without a density are left out of the first estimate; a later q that has any is refused.
-            batch = Batch(batch.q, tuple(part[good] for part in batch.x), batch.log_p[good])
+            batch = self._draw(self.q, 2 * self.size)
+            # Draws without a density are left out of the first estimate; a later q that has any is refused.
+            batch = batch.only(batch.finite())
         self.pool.add(batch)
 
     def _draws_for(self, local: Local, tolerance: float) -> int:
@@ -131,79 +134,93 @@ class PooledRun:
         noise = local.model.noise_gain()
         if not np.isfinite(gain):
             return self.size
-        if gain < _NUM_ERRORS * gain_se and noise > _NOISE_SHARE * tolerance:
-            wanted = local.effective_size * noise / (_NOISE_SHARE * tolerance)
-            self.size = int(min(2 * self.size, max(wanted - len(self.pool), self.size)))
+        if noise > max(_NOISE_SHARE * tolerance, 0.5 * gain):
+            self.size = int(_GROWTH * self.size)
         elif noise <= _NOISE_SHARE * tolerance and gain <= 10 * tolerance:
             # 2 standard errors of a fresh batch's verdict, sqrt(tr(A^-2) / 2) variance / draws, within half the tolerance.
             spread = np.sqrt(np.sum(local.model.values**-2) / 2)
             wanted = 4 * local.residual_variance * spread / tolerance
-            return int(min(max(wanted, self.size), self.method.max_draws))
+            return int(min(max(wanted, self._least_verdict(tolerance), self.size), self.method.max_draws))
         self.size = min(self.size, self.method.max_draws)
         return self.size
+
+    def _least_verdict(self, tolerance: float) -> int:
+        """Draws below which a batch is no verdict: values of a probability like the tolerance may not have shown."""
+        return int(min(max(1 / tolerance, _LEAST_VERDICT, 8 * self.q.num_params), self.method.max_draws))
 
     def _step(self, local: Local) -> np.ndarray:
         """The step inside the ball, or inside the larger one in which the regression is known to hold.
 
         Away from q the mean of the residual e changes by at most sd(e) (exp(2 KL) - 1)^(1/2) to leading order
         (Cauchy-Schwarz with the chi-square divergence). As long as that is half the predicted gain at most, the
-        prediction stands whatever the radius: where the residual is zero, in conjugate models, everywhere.
+        prediction stands whatever the radius: where the residual is zero, in conjugate models, everywhere. Not so after
+        a step that failed, nor where something has hardly been seen.
         """
-        whole = local.model.step(np.inf) if local.model.definite else local.model.step(1e3)
-        promise, spread = local.model.predicted(whole), np.sqrt(local.residual_variance)
-        scale = max(abs(local.value), 1.0)
-        if spread < 1e-9 * scale:
-            return whole
-        sure = 0.5 * np.log1p((0.5 * promise / spread) ** 2)
-        return local.model.step(max(self.radius, sure))
+        radius = self.radius
+        if self.trusting and local.complete:
+            whole = local.model.step(np.inf if local.model.definite else _LARGEST_RADIUS)
+            spread = np.sqrt(local.residual_variance)
+            promise = local.model.predicted(whole)
+            if spread < 1e-9 * max(abs(local.value), 1.0):
+                return whole
+            radius = max(radius, 0.5 * np.log1p((0.5 * promise / spread) ** 2))
+        return local.model.step(radius)
 
     def _judge(self, here: Local, there: Local, predicted: float, divergence: float) -> bool:
         """Whether to move; the radius follows (Nocedal and Wright 2006, algorithm 4.1, with standard errors)."""
         actual, error = there.value - here.value, np.hypot(here.value_se, there.value_se)
         if actual < -_NUM_ERRORS * error:
-            self.radius = 0.25 * min(self.radius, divergence)
+            self._retreat(divergence)
             return False
         if actual + _NUM_ERRORS * error < 0.25 * predicted:
             self.radius = max(0.5 * min(self.radius, divergence), 1e-6)
         elif actual + error > 0.75 * predicted and divergence > 0.5 * self.radius:
-            self.radius = min(2 * max(self.radius, divergence), 1e4)
+            self.radius = min(2 * max(self.radius, divergence), _LARGEST_RADIUS)
         return True
+
+    def _retreat(self, divergence: float) -> None:
+        self.radius = 0.25 * min(self.radius, divergence)
+        self.trusting = False
 
     # -- estimates ----------------------------------------------------------------------------------------------------
 
     def _estimate(self, q: MeanField) -> Local:
         view = self.pool.view(q)
-        found = fit_pairs(view.scores, view.ratios, view.weights, self.layout, products=self.products)
-        pairs, believed = found.pairs, 0.0
-        if pairs is not None and np.isfinite(found.ridge):
-            halves = [
-                fit_pairs(view.scores[i::2], view.ratios[i::2], view.weights[i::2], self.layout, ridge=found.ridge).pairs
-                for i in (0, 1)
-            ]
-            believed = believed_share(*halves)
-            pairs = believed * pairs
-        model = DenseModel.make(found.linear, found.covariance, pairs)
+        if view.effective_size < len(self.layout.owner) + 4:
+            self.pool.add(self._draw(q, self.size))
+            view = self.pool.view(q)
+        rows, curvature = slice(None), NO_CURVATURE
+        if len(view.weights) > self.most_rows:
+            # More draws than the products can be fitted on: fit these on a part, and the scores on all, with the
+            # products' part taken from the response.
+            rows = np.linspace(0, len(view.weights) - 1, self.most_rows).astype(int)
+        part = view.scores[rows], view.ratios[rows], view.weights[rows]
+        found = fit_pairs(*part, self.layout, products=self.products)
+        if self.products:
+            curvature = believed_curvature(found, *part, self.layout)
+        if len(view.weights) > self.most_rows:
+            response = view.ratios - _pair_part(view.scores, curvature)
+            found = fit_pairs(view.scores, response, view.weights, self.layout, products=False)
         return Local(
             float(found.value),
             float(found.value_se),
-            model,
-            pairs,
-            believed,
+            DenseModel.make(found.linear, found.covariance(), curvature.pairs),
+            curvature,
             float(found.residual_variance),
+            bool(found.complete),
             view.effective_size,
         )
 
-    def _certify(self, q: MeanField, batch: Batch, pairs) -> tuple[float, float, float, float]:
+    def _certify(self, batch: Batch, curvature: Curvature) -> tuple[float, float, float, float]:
         """ELBO and remaining gain of q, each with its standard error, from a batch that no estimate has seen.
 
         Products of scores have mean zero and no covariance with the scores, so that any fixed multiple of them may be
-        taken from the response: `pairs` from the draws before, as a control variate.
+        taken from the response: what the draws before say of them, as a control variate.
         """
-        log_q, scores = self._look(q, batch.x)
-        response = batch.log_p - log_q - (0.0 if pairs is None else pair_part(scores, pairs))
-        found = fit_pairs(scores, response, np.ones(len(batch)), self.layout, products=False)
-        gain, gain_se = DenseModel.make(found.linear, found.covariance, pairs).remaining_gain()
-        return float(found.value), float(found.value_se), gain, gain_se
+        response = batch.log_p - batch.log_q - _pair_part(batch.scores, curvature)
+        found = fit_pairs(batch.scores, response, np.ones(len(batch)), self.layout, products=False)
+        gain, gain_se = DenseModel.make(found.linear, found.covariance(), curvature.pairs).remaining_gain()
+        return float(found.value), float(found.value_se), max(gain, 0.0), gain_se
 
     def _draw(self, q: MeanField, size: int) -> Batch:
         parts = []
@@ -213,7 +230,7 @@ class PooledRun:
         x = tuple(np.concatenate([np.asarray(part[0][g]) for part in parts]) for g in range(len(parts[0][0])))
         log_p = np.concatenate([np.asarray(part[1], np.float64) for part in parts])
         self.counts = self.counts.plus(log_density=len(log_p))
-        return Batch(q, x, log_p)
+        return Batch(q, x, log_p, *self._look(q, x))
 
     def _look(self, q: MeanField, x) -> tuple[np.ndarray, np.ndarray]:
         size = len(x[0])
@@ -242,7 +259,7 @@ class PooledRun:
                 "num_draws": size,
                 "radius": self.radius,
                 "accepted": accepted,
-                "curvature_weight": local.believed,
+                "curvature_weight": local.curvature.believed,
             }
         )
         self.display.note(len(self.rows), local.value, local.value_se, gain, self.counts, self.radius)
@@ -262,3 +279,8 @@ class PooledRun:
     def history(self) -> History:
         names = History.__dataclass_fields__
         return History(**{name: np.array([row[name] for row in self.rows]) for name in names})
+
+
+def _pair_part(scores, curvature: Curvature):
+    """What the products explain of the response."""
+    return 0.0 if curvature.control is None else pair_part(scores, curvature.control)

@@ -27,6 +27,7 @@ import numpy as np
 
 # Ridges in units of the number of draws, the size of the Gram matrix: from nothing to all but no products at all.
 _RIDGES = np.concatenate([[1e-12, 1e-9, 1e-6, 1e-4], np.geomspace(1e-3, 1e3, 19)])
+_LARGEST_UNCONFIRMED = 0.9
 _NO_INFORMATION = 1e-3  # a draw whose own leverage exceeds one minus this leaves no residual to speak of
 
 
@@ -61,8 +62,8 @@ class PairFit(NamedTuple):
     ----------
     value, value_se
         The intercept, an estimate of the ELBO freed of what scores and products explain, and its standard error.
-    linear, covariance
-        Coefficients b of the scores and their covariance by left-out residuals (MacKinnon and White 1985, HC3).
+    linear
+        Coefficients b of the scores.
     influence
         (P, S): b as a linear map of the responses.
     left_out
@@ -75,18 +76,25 @@ class PairFit(NamedTuple):
         In units of the number of draws; infinite where leaving out says that products do not help.
     residual_variance
         Mean square of `left_out`.
+    complete
+        Whether every score varies over the draws and no draw determines its own fit. If not, something has hardly been
+        seen (a rare value of a discrete latent), and residuals do not know it.
     """
 
     value: Any
     value_se: Any
     linear: Any
-    covariance: Any
     influence: Any
     left_out: Any
     pairs: Any
     draw_weights: Any
     ridge: Any
     residual_variance: Any
+    complete: Any
+
+    def covariance(self):
+        """Covariance of `linear` by left-out residuals (MacKinnon and White 1985, HC3)."""
+        return (self.influence * self.left_out**2) @ self.influence.T
 
 
 def uses_kernel(num_draws: int, layout: PairLayout) -> bool:
@@ -129,6 +137,7 @@ class _Main(NamedTuple):
     y: Any
     residual: Any
     leverage: Any
+    full_rank: Any
 
     def project(self, z):
         """`z` without its part along intercept and scores."""
@@ -149,7 +158,7 @@ def _main_effects(xp, scores, response, weights) -> _Main:
     basis = xp.concatenate([(root / xp.sqrt(xp.sum(weights)))[:, None], left], 1)
     residual = y - basis @ (basis.T @ y)
     leverage = xp.sum(basis**2, 1)
-    return _Main(scores, response, weights, root, mean_score, basis, to_linear, y, residual, leverage)
+    return _Main(scores, response, weights, root, mean_score, basis, to_linear, y, residual, leverage, xp.all(kept))
 
 
 def _kernel_basis(xp, main: _Main, layout: PairLayout):
@@ -188,13 +197,13 @@ def _finish(xp, main: _Main, influence, residual, leverage, pairs, ridge, mean_p
         value=xp.mean(main.weights * main.response) - main.mean_score @ linear - mean_pair_part,
         value_se=xp.sqrt(xp.sum(main.weights * left_out**2)) / xp.sum(main.weights),
         linear=linear,
-        covariance=(influence * left_out**2) @ influence.T,
         influence=influence,
         left_out=left_out,
         pairs=None if pairs is None else pairs[0],
         draw_weights=None if pairs is None else pairs[1],
         ridge=ridge,
         residual_variance=xp.mean(left_out**2),
+        complete=xp.all(leverage < 1 - _NO_INFORMATION) & main.full_rank,
     )
 
 
@@ -210,17 +219,76 @@ def pair_part(scores, pairs):
     return ((scores @ pairs) * scores).sum(-1) / 2
 
 
-def believed_share(first, second):
-    """The share of the mean of two half-sample estimates that is signal: <B1, B2> / |(B1 + B2) / 2|^2."""
-    both = ((first + second) ** 2).sum() / 4
-    return float(np.clip((first * second).sum() / both, 0.0, 1.0)) if both > 0 else 1.0
+class Curvature(NamedTuple):
+    """B as it is used.
+
+    Attributes
+    ----------
+    pairs
+        B times `believed`, kept below one where a half sample does not confirm more; None for zero.
+    control
+        B as it was regressed, the best multiple of the products to take from the response; None for zero.
+    believed
+        How much of what one half of the draws says of B the other half sees, 0 (noise) to 1.
+    """
+
+    pairs: np.ndarray | None
+    control: np.ndarray | None
+    believed: float
+
+
+NO_CURVATURE = Curvature(None, None, 0.0)
+
+
+def believed_curvature(found: PairFit, scores, response, weights, layout: PairLayout) -> Curvature:
+    """The curvature of a regression with as much of it as is not noise; on the host.
+
+    The ridge shrinks B towards zero by the noise that leaving out shows. Half samples check it: B from one half
+    predicts part of the response in the other, and the slope of the response on that prediction is one where the
+    ridge was right, less where noise passed for curvature.
+    """
+    if found.pairs is None or not np.isfinite(found.ridge):
+        return NO_CURVATURE
+    halves = [(scores[i::2], response[i::2], weights[i::2]) for i in (0, 1)]
+    fits = [fit_pairs(*half, layout, ridge=found.ridge).pairs for half in halves]
+    mains = [_main_effects(np, *half) for half in halves]
+    slopes = [_slope(mains[1 - i], fits[i]) for i in (0, 1)]
+    believed = float(np.clip(np.mean(slopes), 0.0, 1.0))
+    pairs = believed * found.pairs
+    # An eigenvalue of one or more makes the ELBO curve upwards along its direction. The largest of a noisy matrix is
+    # too large; what one half sees along the direction that the other one chose is not.
+    values, vectors = np.linalg.eigh(pairs)
+    if values[-1] > _LARGEST_UNCONFIRMED:
+        confirmed = np.mean([_curvature_along(mains[1 - i], fits[i], layout) for i in (0, 1)])
+        if confirmed < 1:
+            pairs = (vectors * np.minimum(values, _LARGEST_UNCONFIRMED)) @ vectors.T
+    return Curvature(pairs, found.pairs, believed)
+
+
+def _slope(main: _Main, pairs) -> float:
+    """Least-squares slope of the response on s~' B s~ / 2, main effects taken from both."""
+    predicted = main.project(main.root * pair_part(main.scores, pairs))
+    size = predicted @ predicted
+    return float(predicted @ main.residual / size) if size > 0 else 0.0
+
+
+def _curvature_along(main: _Main, pairs, layout: PairLayout) -> float:
+    """v' B v as these draws see it, v the direction of the largest eigenvalue of `pairs`, found on others."""
+    v = np.linalg.eigh(pairs)[1][:, -1]
+    square = np.outer(v, v) * layout.across
+    return _slope(main, square) * float(np.sum(square**2))
 
 
 def _leave_out(xp, residual, leverage):
-    """Residuals of draws when they are left out; where a draw determines its own fit, the typical one."""
+    """Residuals of draws when they are left out; where a draw determines its own fit, the typical one.
+
+    Where most draws do, nothing is known of the residuals, and they count as infinite.
+    """
     informative = leverage < 1 - _NO_INFORMATION
     out = residual / xp.where(informative, 1 - leverage, 1.0)
-    typical = xp.sqrt(xp.sum(xp.where(informative, out**2, 0.0), 0) / xp.maximum(xp.sum(informative, 0), 1))
+    count = xp.sum(informative, 0)
+    mean_square = xp.sum(xp.where(informative, out**2, 0.0), 0) / xp.maximum(count, 1)
+    typical = xp.where(2 * count > leverage.shape[0], xp.sqrt(mean_square), xp.inf)
     return xp.where(informative, out, typical)
 
 

@@ -13,14 +13,24 @@ import numpy as np
 
 @dataclasses.dataclass
 class Batch:
-    """Draws of one q in working coordinates, one array a group of factors, with the log density of each."""
+    """Draws of one q in working coordinates, one array a group of factors, with ln p, ln q and whitened scores."""
 
     q: object
     x: tuple[np.ndarray, ...]
     log_p: np.ndarray
+    log_q: np.ndarray
+    scores: np.ndarray
+    worth: float = 1.0  # mean weight of its draws where the pool was last looked at from
 
     def __len__(self) -> int:
         return len(self.log_p)
+
+    def finite(self) -> np.ndarray:
+        return np.isfinite(self.log_p) & np.isfinite(self.log_q) & np.all(np.isfinite(self.scores), 1)
+
+    def only(self, rows) -> "Batch":
+        x = tuple(part[rows] for part in self.x)
+        return Batch(self.q, x, self.log_p[rows], self.log_q[rows], self.scores[rows])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +47,7 @@ class View:
 
 
 class Pool:
-    """The latest batches, up to `capacity` draws and `most` batches.
+    """Batches, up to `capacity` draws and `most` batches; those that weigh least go first.
 
     `look(q, x)` gives ln q and the whitened scores of the rows of x.
     """
@@ -53,7 +63,8 @@ class Pool:
     def add(self, batch: Batch) -> None:
         self.batches.append(batch)
         while len(self.batches) > 1 and (len(self) > self.capacity or len(self.batches) > self.most):
-            gone = id(self.batches.pop(0))
+            least = min(range(len(self.batches) - 1), key=lambda i: self.batches[i].worth)
+            gone = id(self.batches.pop(least))
             self.log_q = {key: value for key, value in self.log_q.items() if gone not in key}
 
     def view(self, q, least: float = 1e-2) -> View:
@@ -63,6 +74,9 @@ class Pool:
         shares = np.log([len(batch) / len(self) for batch in self.batches])
         densities = np.stack([share + self._density(batch) for share, batch in zip(shares, self.batches)])
         weights = np.exp(log_q - np.logaddexp.reduce(densities, 0))
+        ends = np.cumsum([len(batch) for batch in self.batches])[:-1]
+        for batch, part in zip(self.batches, np.split(weights, ends)):
+            batch.worth = float(part.mean())
         # A rare value of a discrete factor has a small weight and a large score: it is what little is known of it.
         useful = weights * np.maximum(1.0, np.mean(scores**2, 1)) >= least
         return View(scores[useful], (log_p - log_q)[useful], weights[useful])

@@ -55,7 +55,7 @@ def fit(
     Returns
     -------
     A `Fit`. Numerical trouble is an outcome of it; ValueError is raised for wrong input and where no finite start
-    exists.
+    exists, BlackBoxError where a black-box log density fails: its `fit` holds the fit so far.
     """
     _check_input(target, key, family, method, num_steps, tolerance)
     if not isinstance(num_starts, int) or num_starts < 1:
@@ -80,7 +80,7 @@ def fit(
             run = StepwiseRun(method, target, q, key, clock, display)
         outcome = run.until(limit, tolerance)
         elbo, elbo_se = run.final_elbo()
-    return Fit(
+    found = Fit(
         q=run.q,
         outcome=outcome,
         elbo=elbo,
@@ -95,6 +95,10 @@ def fit(
         error_copies=run.error_copies(),
         start_elbos=run.start_elbos,
     )
+    if isinstance(run, PooledRun) and run.failure is not None:
+        run.failure.fit = found
+        raise run.failure
+    return found
 
 
 def _default_method(target: AbstractTarget, q: MeanField) -> AnyMethod:

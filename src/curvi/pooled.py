@@ -6,6 +6,7 @@ import time
 import jax
 import numpy as np
 
+from curvi.black_box import BlackBoxError
 from curvi.clock import Clock
 from curvi.descent.trust import DenseModel
 from curvi.estimate.pairs import NO_CURVATURE, Curvature, believed_curvature, fit_pairs, pair_part
@@ -69,6 +70,7 @@ class PooledRun:
         self.gain, self.gain_se = float("inf"), float("inf")
         self.elbo, self.elbo_se = float("nan"), float("inf")
         self.start_elbos = None
+        self.failure: BlackBoxError | None = None
         self.calls = 0
         self.rows: list[dict] = []
         self.path: list[tuple[int, np.ndarray]] = []  # calls spent before each q was known, and that q
@@ -80,18 +82,25 @@ class PooledRun:
             return self._climb(limit, tolerance)
         except KeyboardInterrupt:
             return Outcome.INTERRUPTED
+        except BlackBoxError as error:
+            self.failure = error
+            return Outcome.MODEL_FAILED
+        finally:
+            if self.target.black_box:
+                self.target.caller.close()
 
     def _climb(self, limit: int, tolerance: float) -> Outcome:
         self._start()
         local = self._estimate(self.q)
         rejected = 0
         while len(self.rows) < limit:
-            size = self._draws_for(local, tolerance)
+            size, verdict = self._draws_for(local, tolerance)
             step = self._step(local)
             predicted, divergence = local.model.predicted(step), float(step @ step) / 2
             candidate = program.move(self.q, np.asarray(step, self.q.params.dtype))
             self.path.append((self.counts.log_density, np.asarray(candidate.params)))
             batch = self._draw(candidate, size)
+            rare = self._draw_rare(candidate, size // 3) if verdict else None
             if not np.all(batch.finite()):
                 rejected += 1
                 self._record(local, size, False)
@@ -99,8 +108,10 @@ class PooledRun:
                 if rejected >= _PATIENCE:
                     return Outcome.NON_FINITE
                 continue
-            certificate = self._certify(batch, local.curvature)
+            certificate = self._certify(batch, rare, local.curvature)
             self.pool.add(batch)
+            if rare is not None:
+                self.pool.add(rare)
             there = self._estimate(candidate)
             accept = self._judge(local, there, predicted, divergence)
             if accept:
@@ -110,8 +121,7 @@ class PooledRun:
                 # What the batch taught stays: its draws are in the pool.
                 local, rejected = self._estimate(self.q), rejected + 1
             self._record(local, size, accept)
-            verdict = accept and len(batch) >= self._least_verdict(tolerance) and local.model.definite
-            if verdict and self.gain + _NUM_ERRORS * self.gain_se <= tolerance:
+            if accept and verdict and local.model.definite and self.gain + _NUM_ERRORS * self.gain_se <= tolerance:
                 return Outcome.CONVERGED
             if rejected >= _PATIENCE:
                 break
@@ -120,33 +130,31 @@ class PooledRun:
     def _start(self) -> None:
         batch = self._draw(self.q, self.size)
         self.clock.compiled()
-        if not np.all(batch.finite()):
+        if self.target.black_box and 2 * batch.finite().sum() < len(batch):
+            raise ValueError("the black-box log density is -inf at most draws around init; give an init inside its support")
+        if not np.all(batch.finite()) and not self.target.black_box:
             self.q, calls = find_start(self.target, self.q, self.key)
             self.counts = self.counts.plus(log_density=calls)
             batch = self._draw(self.q, 2 * self.size)
-            # Draws without a density are left out of the first estimate; a later q that has any is refused.
-            batch = batch.only(batch.finite())
-        self.pool.add(batch)
+        # Draws without a density are left out of the first estimate; a later q that has any is refused.
+        self.pool.add(batch.only(batch.finite()))
 
-    def _draws_for(self, local: Local, tolerance: float) -> int:
-        """Draws of the next batch: more where noise rules, as many as a verdict needs where the end is near."""
+    def _draws_for(self, local: Local, tolerance: float) -> tuple[int, bool]:
+        """Draws of the next batch, more where noise rules; and whether they are for a verdict, the end being near."""
         gain, gain_se = local.model.remaining_gain()
         noise = local.model.noise_gain()
         if not np.isfinite(gain):
-            return self.size
+            return self.size, False
         if noise > max(_NOISE_SHARE * tolerance, 0.5 * gain):
             self.size = int(_GROWTH * self.size)
         elif noise <= _NOISE_SHARE * tolerance and gain <= 10 * tolerance:
             # 2 standard errors of a fresh batch's verdict, sqrt(tr(A^-2) / 2) variance / draws, within half the tolerance.
             spread = np.sqrt(np.sum(local.model.values**-2) / 2)
             wanted = 4 * local.residual_variance * spread / tolerance
-            return int(min(max(wanted, self._least_verdict(tolerance), self.size), self.method.max_draws))
+            wanted = max(wanted, 1 / tolerance, _LEAST_VERDICT, 8 * self.q.num_params, self.size)
+            return int(min(wanted, self.method.max_draws)), True
         self.size = min(self.size, self.method.max_draws)
-        return self.size
-
-    def _least_verdict(self, tolerance: float) -> int:
-        """Draws below which a batch is no verdict: values of a probability like the tolerance may not have shown."""
-        return int(min(max(1 / tolerance, _LEAST_VERDICT, 8 * self.q.num_params), self.method.max_draws))
+        return self.size, False
 
     def _step(self, local: Local) -> np.ndarray:
         """The step inside the ball, or inside the larger one in which the regression is known to hold.
@@ -211,21 +219,33 @@ class PooledRun:
             view.effective_size,
         )
 
-    def _certify(self, batch: Batch, curvature: Curvature) -> tuple[float, float, float, float]:
-        """ELBO and remaining gain of q, each with its standard error, from a batch that no estimate has seen.
+    def _certify(self, batch: Batch, rare: Batch | None, curvature: Curvature) -> tuple[float, float, float, float]:
+        """ELBO and remaining gain of q, each with its standard error, from draws that no estimate has seen.
 
         Products of scores have mean zero and no covariance with the scores, so that any fixed multiple of them may be
         taken from the response: what the draws before say of them, as a control variate.
         """
-        response = batch.log_p - batch.log_q - _pair_part(batch.scores, curvature)
-        found = fit_pairs(batch.scores, response, np.ones(len(batch)), self.layout, products=False)
+        fresh = Pool(self._look, 2 * _PRODUCT_ROWS, 2)
+        fresh.add(batch)
+        if rare is not None:
+            fresh.add(rare)
+        view = fresh.view(batch.q, 0.0)
+        response = view.ratios - _pair_part(view.scores, curvature)
+        found = fit_pairs(view.scores, response, view.weights, self.layout, products=False)
         gain, gain_se = DenseModel.make(found.linear, found.covariance(), curvature.pairs).remaining_gain()
         return float(found.value), float(found.value_se), max(gain, 0.0), gain_se
+
+    def _draw_rare(self, q: MeanField, size: int) -> Batch | None:
+        """Draws of q with its discrete factors flattened: a value that q finds rare may cost many nats a draw."""
+        if not program.can_widen(q):
+            return None
+        batch = self._draw(program.widen(q), size)
+        return batch.only(batch.finite())
 
     def _draw(self, q: MeanField, size: int) -> Batch:
         parts = []
         for _ in range(-(-size // self.unit)):
-            parts.append(program.draw(self.target, q, self.key, np.asarray(self.calls, np.uint32), self.unit))
+            parts.append(program.evaluate(self.target, q, self.key, np.asarray(self.calls, np.uint32), self.unit))
             self.calls += 1
         x = tuple(np.concatenate([np.asarray(part[0][g]) for part in parts]) for g in range(len(parts[0][0])))
         log_p = np.concatenate([np.asarray(part[1], np.float64) for part in parts])

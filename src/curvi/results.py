@@ -189,6 +189,8 @@ def log_ratios(target: AbstractTarget, q: MeanField, key, num_draws: int) -> jax
     """ln p - ln q of `num_draws` independent draws on the full data, in chunks so that memory does not grow with
     their number.
     """
+    if target.black_box:
+        return _host_log_ratios(target, q, key, num_draws)
     chunks = -(-num_draws // _CHUNK)
     return _log_ratio_chunks(target, q, jax.random.split(key, chunks * _CHUNK).reshape(chunks, _CHUNK))[:num_draws]
 
@@ -203,6 +205,24 @@ def _log_ratio_chunks(target, q, keys):
         return density(theta) + log_det - q.log_prob(x)
 
     return jax.lax.map(jax.vmap(one), keys).reshape(-1)
+
+
+def _host_log_ratios(target, q, key, num_draws: int) -> jax.Array:
+    x, theta, log_det, log_q = _host_inputs(q, jax.random.split(key, num_draws))
+    try:
+        values = target.caller({name: np.asarray(rows) for name, rows in theta.items()})
+    finally:
+        target.caller.close()
+    return jnp.asarray(values) + log_det - log_q
+
+
+@eqx.filter_jit
+def _host_inputs(q, keys):
+    def one(key):
+        x = q.sample(key)
+        return x, *q.to_model(x), q.log_prob(x)
+
+    return jax.vmap(one)(keys)
 
 
 def mean_and_error(values) -> tuple[float, float]:

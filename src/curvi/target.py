@@ -19,6 +19,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from numpyro.distributions import constraints
 
 from curvi import support as supports_of
+from curvi.black_box import Caller
 
 LogDensity = Callable[[dict[str, Array]], Float[Array, ""]]
 
@@ -58,6 +59,11 @@ class AbstractTarget(eqx.Module):
         return False
 
     @property
+    def black_box(self) -> bool:
+        """Whether the log density is a Python function that no compiled program can call."""
+        return False
+
+    @property
     def dtype(self):
         """The floating-point type of the computation: that of the continuous latents, or JAX's default if all are
         discrete.
@@ -82,24 +88,46 @@ class Target(AbstractTarget):
         How often `log_density` may be differentiated: 0, 1 or 2.
     outputs
         Optionally a function of the same dict that returns further named quantities to report with every draw.
+    black_box
+        Whether `log_density` is an ordinary Python function of a dict of numpy arrays (a simulator, SciPy, legacy code),
+        to be called from the host; with order=0. It may be noisy: then its expectation is the objective.
+    workers, timeout
+        Of a black box: how many spawned processes share the draws of a batch (0: none), and the most seconds a call may
+        take.
     """
 
     latents: tuple[Latent, ...] = eqx.field(static=True)
     init: dict[str, Array]
     order: int = eqx.field(static=True)
     outputs: Callable | None
-    function: LogDensity
+    function: LogDensity | None
+    caller: Caller | None = eqx.field(static=True)
 
-    def __init__(self, log_density, init, supports=None, order=2, *, outputs=None):
+    def __init__(
+        self, log_density, init, supports=None, order=2, *, outputs=None, black_box=False, workers=0, timeout=None
+    ):
         self.latents, self.init = read_latents(init, supports)
         self.order = check_order(order)
-        self.function = trace(log_density, self.init, "log_density")
         self.outputs = trace_outputs(outputs, self.init)
+        if black_box:
+            if self.order != 0:
+                raise ValueError(f"a black box has no derivatives: pass order=0; got order={order}")
+            self.function, self.caller = None, Caller(log_density, workers, timeout)
+            return
+        if workers or timeout is not None:
+            raise ValueError("workers and timeout are for Python functions on the host: pass black_box=True")
+        self.function, self.caller = trace(log_density, self.init, "log_density"), None
+
+    @property
+    def black_box(self) -> bool:
+        return self.caller is not None
 
     def batch(self, key):
-        return self.function
+        return self.full()
 
     def full(self):
+        if self.function is None:
+            raise ValueError("a black-box log density cannot be compiled; fit it by the default, PooledRegression")
         return self.function
 
 

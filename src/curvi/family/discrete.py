@@ -54,6 +54,9 @@ class Bernoulli(Factor):
         p = jax.nn.sigmoid(params)
         return (p * jax.nn.sigmoid(-params))[..., None]
 
+    def widened(self, params):
+        return params / 2
+
     def from_natural(self, natural):
         least = _least_log_probability(natural.dtype)
         return jnp.clip(natural, least, -least)
@@ -111,6 +114,9 @@ class Categorical(Factor):
     def fisher(self, params):
         p = jax.nn.softmax(self._logits(params), -1)[..., 1:]
         return jax.vmap(jnp.diag)(p) - p[..., :, None] * p[..., None, :]
+
+    def widened(self, params):
+        return params / 2
 
     def from_natural(self, natural):
         log_p = jax.nn.log_softmax(self._logits(natural), -1)

@@ -112,6 +112,10 @@ class Factor(ABC):
         """The inverse of `natural`; not finite where no distribution has these natural parameters."""
         return natural
 
+    def widened(self, params: Float[Array, "n k"]) -> Float[Array, "n k"]:
+        """A factor that draws rare values more often; only where a value may be so rare as never to show."""
+        return params
+
     def mean(self, params) -> Array:
         return self.distribution(params).mean
 

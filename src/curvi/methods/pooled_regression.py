@@ -11,8 +11,9 @@ from typing import ClassVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from curvi.family import MeanField
+from curvi.family import Factor, MeanField
 from curvi.methods.base import AnyMethod
 from curvi.target import AbstractTarget
 
@@ -33,6 +34,7 @@ class PooledRegression(AnyMethod):
     correction: bool = eqx.field(static=True, default=True)
     first_draws: int | None = eqx.field(static=True, default=None)
     max_draws: int = eqx.field(static=True, default=16_384)
+    takes_black_box: ClassVar[bool] = True
     default_num_steps: ClassVar[int] = 300
 
     def __check_init__(self):
@@ -56,6 +58,17 @@ def draw(target: AbstractTarget, q: MeanField, key, index, size: int):
         x = q.sample(key_draw)
         theta, log_det = q.to_model(x)
         return x, target.batch(key_rows)(theta) + log_det
+
+    return jax.vmap(one)(jax.random.split(jax.random.fold_in(key, index), size))
+
+
+@eqx.filter_jit
+def draw_inputs(q: MeanField, key, index, size: int):
+    """`size` draws of q, each as the dict that a model takes, and the log Jacobian of its bijections."""
+
+    def one(key):
+        x = q.sample(key)
+        return x, *q.to_model(x)
 
     return jax.vmap(one)(jax.random.split(jax.random.fold_in(key, index), size))
 
@@ -86,3 +99,23 @@ def move(q: MeanField, step):
         valid = jnp.all(jnp.isfinite(moved), -1, keepdims=True)
         parts.append(jnp.where(valid, moved, params + along).reshape(-1))
     return q.replace(jnp.concatenate(parts))
+
+
+@eqx.filter_jit
+def widen(q: MeanField):
+    """q with its discrete factors flattened, so that rare values show."""
+    parts = [factor.widened(params).reshape(-1) for factor, params in zip(q.layout.factors, q.split(q.params))]
+    return q.replace(jnp.concatenate(parts))
+
+
+def can_widen(q: MeanField) -> bool:
+    return any(type(factor).widened is not Factor.widened for factor in q.layout.factors)
+
+
+def evaluate(target: AbstractTarget, q: MeanField, key, index, size: int):
+    """`draw`, by the host where the log density is a black box."""
+    if not target.black_box:
+        return draw(target, q, key, index, size)
+    x, theta, log_det = draw_inputs(q, key, index, size)
+    values = target.caller({name: np.asarray(rows) for name, rows in theta.items()})
+    return x, values + np.asarray(log_det, np.float64)

@@ -24,7 +24,7 @@ from curvi.target import AbstractTarget
 _ROWS = 256  # rows that are looked at in one compiled call
 _LARGEST_UNIT = 256  # draws that are made in one compiled call
 _MOST_BATCHES = 12
-_KERNEL_ROWS = 1024  # an eigendecomposition of this size takes a second
+_KERNEL_ROWS = 768  # eigendecompositions take time like the cube
 _MOST_PRODUCTS = 512  # beyond, products are fitted on a part of the draws, by their kernel
 _PRODUCT_ROWS = 8192
 _NUM_ERRORS = 2.0
@@ -131,7 +131,9 @@ class PooledRun:
         batch = self._draw(self.q, self.size)
         self.clock.compiled()
         if self.target.black_box and 2 * batch.finite().sum() < len(batch):
-            raise ValueError("the black-box log density is -inf at most draws around init; give an init inside its support")
+            raise ValueError(
+                "the black-box log density is -inf at most draws around init; give an init inside its support"
+            )
         if not np.all(batch.finite()) and not self.target.black_box:
             self.q, calls = find_start(self.target, self.q, self.key)
             self.counts = self.counts.plus(log_density=calls)

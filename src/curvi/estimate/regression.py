@@ -89,9 +89,7 @@ def _curvature(found: PairFit, fisher: BlockDiagonal, factor, scores):
     if found.draw_weights is None:
         half = jax.vmap(factor.mv, in_axes=1, out_axes=1)(found.pairs)
         return DenseMatrix(jax.vmap(factor.mv)(half)).add_blocks(fisher.scale(-1.0))
-    blocks = [
-        -jnp.einsum("s,sni,snj->nij", found.draw_weights, part, part) for part in split(scores, fisher.blocks)
-    ]
+    blocks = [-jnp.einsum("s,sni,snj->nij", found.draw_weights, part, part) for part in split(scores, fisher.blocks)]
     return BlockLowRank(BlockDiagonal(tuple(blocks)).add(fisher.scale(-1.0)), scores, found.draw_weights)
 
 

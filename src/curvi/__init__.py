@@ -7,6 +7,7 @@ from curvi import methods as methods
 from curvi import solve as solve
 from curvi.adapters.numpyro import from_numpyro as from_numpyro
 from curvi.black_box import BlackBoxError as BlackBoxError
+from curvi.factored import FactoredTarget as FactoredTarget
 from curvi.family import MeanField as MeanField
 from curvi.fit import fit as fit
 from curvi.outcome import Outcome as Outcome

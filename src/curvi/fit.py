@@ -4,10 +4,12 @@ import equinox as eqx
 import jax
 
 from curvi.clock import Clock
+from curvi.factored import FactoredTarget
 from curvi.family import MeanField
 from curvi.growing import GrowingRun
-from curvi.methods import AnyMethod, GrowingDraws, PooledRegression, SchemeI
+from curvi.methods import AnyMethod, GrowingDraws, PlateRegression, PooledRegression, SchemeI
 from curvi.methods.base import check_fit
+from curvi.plates import PlateRun
 from curvi.pooled import PooledRun
 from curvi.progress import open_progress
 from curvi.results import Fit
@@ -74,6 +76,8 @@ def fit(
     with open_progress(progress, limit, tolerance) as display:
         if isinstance(method, GrowingDraws):
             run = GrowingRun(method, target, q, key, clock, display, num_starts)
+        elif isinstance(method, PlateRegression):
+            run = PlateRun(method, target, q, key, clock, display)
         elif isinstance(method, PooledRegression):
             run = PooledRun(method, target, q, key, clock, display)
         else:
@@ -102,6 +106,8 @@ def fit(
 
 
 def _default_method(target: AbstractTarget, q: MeanField) -> AnyMethod:
+    if isinstance(target, FactoredTarget):
+        return PlateRegression()
     if target.order >= 2 and q.reparameterised:
         return GrowingDraws()
     # Least squares on all scores needs more draws than parameters, and time like the cube of their number.

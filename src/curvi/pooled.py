@@ -8,6 +8,7 @@ import numpy as np
 
 from curvi.black_box import BlackBoxError
 from curvi.clock import Clock
+from curvi.control.trust import TrustRadius
 from curvi.descent.trust import DenseModel
 from curvi.estimate.pairs import NO_CURVATURE, Curvature, believed_curvature, fit_pairs, pair_part
 from curvi.estimate.pool import Batch, Pool
@@ -31,7 +32,6 @@ _NUM_ERRORS = 2.0
 _NOISE_SHARE = 0.2  # of the tolerance: what the noise of the last step may cost
 _LEAST_VERDICT = 128
 _GROWTH = 1.5
-_LARGEST_RADIUS = 1e4
 _PATIENCE = 25  # rejections in a row, after which nothing is left to step to
 
 
@@ -64,8 +64,7 @@ class PooledRun:
         kernel = products and self.layout.num_pairs > _MOST_PRODUCTS
         self.most_rows = max(_KERNEL_ROWS, 2 * self.size) if kernel else _PRODUCT_ROWS
         self.pool = Pool(self._look, _PRODUCT_ROWS, _MOST_BATCHES)
-        self.radius = 1.0
-        self.trusting = True
+        self.trust = TrustRadius()
         self.counts = CallCounts()
         self.gain, self.gain_se = float("inf"), float("inf")
         self.elbo, self.elbo_se = float("nan"), float("inf")
@@ -95,7 +94,7 @@ class PooledRun:
         rejected = 0
         while len(self.rows) < limit:
             size, verdict = self._draws_for(local, tolerance)
-            step = self._step(local)
+            step = self.trust.step(local.model, local.residual_variance, local.value, local.complete)
             predicted, divergence = local.model.predicted(step), float(step @ step) / 2
             candidate = program.move(self.q, np.asarray(step, self.q.params.dtype))
             self.path.append((self.counts.log_density, np.asarray(candidate.params)))
@@ -104,7 +103,7 @@ class PooledRun:
             if not np.all(batch.finite()):
                 rejected += 1
                 self._record(local, size, False)
-                self._retreat(divergence)
+                self.trust.retreat(divergence)
                 if rejected >= _PATIENCE:
                     return Outcome.NON_FINITE
                 continue
@@ -113,9 +112,10 @@ class PooledRun:
             if rare is not None:
                 self.pool.add(rare)
             there = self._estimate(candidate)
-            accept = self._judge(local, there, predicted, divergence)
+            error = float(np.hypot(local.value_se, there.value_se))
+            accept = self.trust.judge(there.value - local.value, error, predicted, divergence)
             if accept:
-                self.q, local, rejected, self.trusting = candidate, there, 0, True
+                self.q, local, rejected = candidate, there, 0
                 self.elbo, self.elbo_se, self.gain, self.gain_se = certificate
             else:
                 # What the batch taught stays: its draws are in the pool.
@@ -157,40 +157,6 @@ class PooledRun:
             return int(min(wanted, self.method.max_draws)), True
         self.size = min(self.size, self.method.max_draws)
         return self.size, False
-
-    def _step(self, local: Local) -> np.ndarray:
-        """The step inside the ball, or inside the larger one in which the regression is known to hold.
-
-        Away from q the mean of the residual e changes by at most sd(e) (exp(2 KL) - 1)^(1/2) to leading order
-        (Cauchy-Schwarz with the chi-square divergence). As long as that is half the predicted gain at most, the
-        prediction stands whatever the radius: where the residual is zero, in conjugate models, everywhere. Not so after
-        a step that failed, nor where something has hardly been seen.
-        """
-        radius = self.radius
-        if self.trusting and local.complete:
-            whole = local.model.step(np.inf if local.model.definite else _LARGEST_RADIUS)
-            spread = np.sqrt(local.residual_variance)
-            promise = local.model.predicted(whole)
-            if spread < 1e-9 * max(abs(local.value), 1.0):
-                return whole
-            radius = max(radius, 0.5 * np.log1p((0.5 * promise / spread) ** 2))
-        return local.model.step(radius)
-
-    def _judge(self, here: Local, there: Local, predicted: float, divergence: float) -> bool:
-        """Whether to move; the radius follows (Nocedal and Wright 2006, algorithm 4.1, with standard errors)."""
-        actual, error = there.value - here.value, np.hypot(here.value_se, there.value_se)
-        if actual < -_NUM_ERRORS * error:
-            self._retreat(divergence)
-            return False
-        if actual + _NUM_ERRORS * error < 0.25 * predicted:
-            self.radius = max(0.5 * min(self.radius, divergence), 1e-6)
-        elif actual + error > 0.75 * predicted and divergence > 0.5 * self.radius:
-            self.radius = min(2 * max(self.radius, divergence), _LARGEST_RADIUS)
-        return True
-
-    def _retreat(self, divergence: float) -> None:
-        self.radius = 0.25 * min(self.radius, divergence)
-        self.trusting = False
 
     # -- estimates ----------------------------------------------------------------------------------------------------
 
@@ -279,12 +245,12 @@ class PooledRun:
                 "log_density": self.counts.log_density,
                 "seconds": time.perf_counter() - self.clock.began - self.clock.compile,
                 "num_draws": size,
-                "radius": self.radius,
+                "radius": self.trust.radius,
                 "accepted": accepted,
                 "curvature_weight": local.curvature.believed,
             }
         )
-        self.display.note(len(self.rows), local.value, local.value_se, gain, self.counts, self.radius)
+        self.display.note(len(self.rows), local.value, local.value_se, gain, self.counts, self.trust.radius)
 
     def _unfinished(self, tolerance: float) -> Outcome:
         if not np.isfinite(self.gain):

@@ -205,7 +205,7 @@ def trace(function, init, name: str, *more):
     """`function` traced once on abstract values like `init`, checked to return one real number."""
     if not callable(function):
         raise ValueError(f"{name} must be a function of a dict of latents; got {type(function).__name__}")
-    traced = _convert(function, init, *more)
+    traced = convert(function, init, *more)
     out = jax.eval_shape(traced, init, *more)
     leaves = jax.tree.leaves(out)
     if len(leaves) != 1 or leaves[0].shape != ():
@@ -225,13 +225,13 @@ def trace_outputs(outputs, init):
         return None
     if not callable(outputs):
         raise ValueError(f"outputs must be a function of a dict of latents; got {type(outputs).__name__}")
-    traced = _convert(outputs, init)
+    traced = convert(outputs, init)
     if not isinstance(out := jax.eval_shape(traced, init), dict):
         raise ValueError(f"outputs must return a dict of arrays by name; it returned {type(out).__name__}")
     return traced
 
 
-def _convert(function, *examples):
+def convert(function, *examples):
     """The traced form of `function`: a pytree whose leaves are the arrays that it uses beside its arguments."""
     # The lambda always has a closure. A function that has none equinox leaves untraced, to be called again
     # at every use, with the arrays of its module as constants.

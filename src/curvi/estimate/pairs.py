@@ -152,7 +152,7 @@ def _main_effects(xp, scores, response, weights) -> _Main:
     # Centred columns: a score that does not vary over the draws (a bit that is all but decided) drops out instead of
     # passing for the intercept.
     left, spread, right = xp.linalg.svd(root[:, None] * (scores - mean_score), full_matrices=False)
-    kept = spread > 1e-6 * xp.max(spread)
+    kept = spread > 1e-6 * xp.maximum(xp.max(spread), 1e-3 * scores.shape[0] ** 0.5)
     left = xp.where(kept, left, 0.0)
     to_linear = (right.T * xp.where(kept, 1 / xp.where(kept, spread, 1.0), 0.0)) @ left.T
     basis = xp.concatenate([(root / xp.sqrt(xp.sum(weights)))[:, None], left], 1)
@@ -205,6 +205,12 @@ def _finish(xp, main: _Main, influence, residual, leverage, pairs, ridge, mean_p
         residual_variance=xp.mean(left_out**2),
         complete=xp.all(leverage < 1 - _NO_INFORMATION) & main.full_rank,
     )
+
+
+def slope_map(scores):
+    """(P, S): the least-squares slopes of a response on the scores, as a linear map; on the host."""
+    ones = np.ones(len(scores))
+    return _main_effects(np, scores, ones, ones).to_linear
 
 
 def pair_kernel(scores, layout: PairLayout, xp=np):

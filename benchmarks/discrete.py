@@ -16,17 +16,14 @@ import jax
 
 jax.config.update("jax_enable_x64", True)
 
-import discrete_tables
 import jax.numpy as jnp
-import lines
 import numpy as np
 import numpyro
-import numpyro.distributions as dist
 import optax
 from numpyro.infer import SVI, TraceGraph_ELBO
-from problems import Problem
-from race import LOOK, Entry, race
 
+import discrete_tables
+import lines
 from curvi import MeanField, examples
 from curvi.clock import Clock
 from curvi.estimate import AnchoredScore
@@ -34,6 +31,8 @@ from curvi.examples.exact import basin, change_point_elbo, enumerated_elbo
 from curvi.methods import BBVI, PooledRegression
 from curvi.pooled import PooledRun
 from curvi.progress import Silent
+from problems import Problem
+from race import LOOK, Entry, race
 
 RESULTS = Path(__file__).parent / "results" / "discrete.jsonl"
 THRESHOLD = 0.1
@@ -55,16 +54,15 @@ def models() -> dict:
     return {**found, "change point": (*examples.change_point(), change_point_elbo())}
 
 
-def run_regression(name, target, start, elbo) -> list[float]:
-    """Lines of regression with and without correction; the local optima that it ended in."""
-    value, optima = jax.jit(elbo), []
+def run_regression(name, target, start, elbo) -> None:
+    """Lines of regression with and without correction."""
+    value = jax.jit(elbo)
     for correction in (True, False):
         for seed in SEEDS:
             method = PooledRegression(correction=correction)
             run = PooledRun(method, target, start, jax.random.key(seed), Clock(), Silent())
             outcome = run.until(100, TOLERANCE)
             best = basin(elbo, run.q.params)[1]
-            optima.append(best)
             path = [(spent, float(value(params))) for spent, params in run.path]
             lines.append(
                 RESULTS,
@@ -81,7 +79,6 @@ def run_regression(name, target, start, elbo) -> list[float]:
                 num_params=start.num_params,
             )
             print(name, correction, seed, outcome.name, run.counts.log_density, flush=True)
-    return optima
 
 
 def run_adam(problem: Problem) -> None:
@@ -128,9 +125,9 @@ def numpyro_program(target, start: MeanField):
             for slot in start.layout.slots
         )
         shaped = {
-            slot.latent.name: (theta[slot.latent.name] + getattr(factor_of(slot), "lowest", 0)).reshape(
-                slot.latent.shape
-            ).astype(slot.latent.dtype)
+            slot.latent.name: (theta[slot.latent.name] + getattr(factor_of(slot), "lowest", 0))
+            .reshape(slot.latent.shape)
+            .astype(slot.latent.dtype)
             for slot in start.layout.slots
         }
         # The sites' own densities are taken back: what counts is the target's.
@@ -218,17 +215,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tables", action="store_true", help="write docs/discrete.md from the lines that are there")
     parser.add_argument("--only", help="one model")
-    parser.add_argument("--numpyro", action="store_true", help="NumPyro's runs alone, after the others")
+    parser.add_argument("--part", choices=("regression", "numpyro"), help="these runs alone, the others being there")
     arguments = parser.parse_args()
     if not arguments.tables:
         for name, (target, start, elbo) in models().items():
             if arguments.only in (None, name):
-                done = [line["optimum"] for line in lines.read(RESULTS) if line["problem"] == name and "optimum" in line]
-                reference = min(done if arguments.numpyro else run_regression(name, target, start, elbo))
+                if arguments.part != "numpyro":
+                    run_regression(name, target, start, elbo)
+                found = [line for line in lines.read(RESULTS) if line["problem"] == name and "optimum" in line]
+                reference = min(line["optimum"] for line in found)
                 problem = Problem(name, target, start, lambda p, e=elbo, r=reference: r - e(p), None, reference)
-                if not arguments.numpyro:
+                if arguments.part is None:
                     run_adam(problem)
-                run_numpyro(problem)
+                if arguments.part != "regression":
+                    run_numpyro(problem)
     discrete_tables.write(RESULTS)
 
 

@@ -94,7 +94,9 @@ def _check_local(named, latents, found) -> None:
                     f"it has shape {found[term].shape}"
                 )
             if term in used:
-                raise ValueError(f"factor '{term}' is named for '{used[term]}' and for '{name}'; join them to one latent")
+                raise ValueError(
+                    f"factor '{term}' is named for '{used[term]}' and for '{name}'; join them to one latent"
+                )
             used[term] = name
 
 

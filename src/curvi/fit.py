@@ -16,7 +16,6 @@ from curvi.results import Fit
 from curvi.stepwise import StepwiseRun
 from curvi.target import AbstractTarget, MinibatchTarget, check_scale
 
-
 _MOST_REGRESSED = 512
 
 

@@ -92,7 +92,9 @@ class PlateRun:
         self.layout = pair_layout(self.globals)
         size = 2 * self.globals.num_params + 12 if method.first_draws is None else method.first_draws
         self.size = _rounded(size)
-        self.values = max(num_values(slot.latent)[1] for slot in q.layout.slots if slot.latent.name in dict(target.local))
+        self.values = max(
+            num_values(slot.latent)[1] for slot in q.layout.slots if slot.latent.name in dict(target.local)
+        )
         self.trust = TrustRadius()
         self.counts = CallCounts()
         self.gain, self.gain_se = float("inf"), float("inf")

@@ -3,7 +3,6 @@
 import dataclasses
 import time
 
-import jax
 import numpy as np
 
 from curvi.black_box import BlackBoxError
@@ -28,6 +27,10 @@ _MOST_BATCHES = 12
 _KERNEL_ROWS = 768  # eigendecompositions take time like the cube
 _MOST_PRODUCTS = 512  # beyond, products are fitted on a part of the draws, by their kernel
 _PRODUCT_ROWS = 8192
+# Small batches, so that steps are cheap; the pool holds what least squares needs, or is filled up.
+_FIRST_BATCHES = 3
+_LEAST_ROWS, _FEW_ROWS = 1.3, 12  # effective draws: per parameter, and beyond
+_FIRST_RADIUS = 4.0  # nats
 _NUM_ERRORS = 2.0
 _NOISE_SHARE = 0.2  # of the tolerance: what the noise of the last step may cost
 _LEAST_VERDICT = 128
@@ -57,14 +60,14 @@ class PooledRun:
         self.method, self.target, self.clock, self.display, self.key = method, target, clock, display, key
         self.q = q
         self.layout = pair_layout(q)
-        self.unit = min(method.batch_draws(q.num_params), _LARGEST_UNIT)
         self.size = method.batch_draws(q.num_params)
+        self.unit = min(self.size, _LARGEST_UNIT)
         products = method.correction and self.layout.num_pairs > 0
         self.products = products
         kernel = products and self.layout.num_pairs > _MOST_PRODUCTS
         self.most_rows = max(_KERNEL_ROWS, 2 * self.size) if kernel else _PRODUCT_ROWS
         self.pool = Pool(self._look, _PRODUCT_ROWS, _MOST_BATCHES)
-        self.trust = TrustRadius()
+        self.trust = TrustRadius(_FIRST_RADIUS)
         self.counts = CallCounts()
         self.gain, self.gain_se = float("inf"), float("inf")
         self.elbo, self.elbo_se = float("nan"), float("inf")
@@ -107,16 +110,20 @@ class PooledRun:
                 if rejected >= _PATIENCE:
                     return Outcome.NON_FINITE
                 continue
-            certificate = self._certify(batch, rare, local.curvature)
+            certificate = self._certify(batch, rare, local.curvature) if verdict else None
             self.pool.add(batch)
             if rare is not None:
                 self.pool.add(rare)
             there = self._estimate(candidate)
-            error = float(np.hypot(local.value_se, there.value_se))
+            error = float(np.hypot(local.value_se, there.value_se)) + self._rounding(local.value)
             accept = self.trust.judge(there.value - local.value, error, predicted, divergence)
             if accept:
                 self.q, local, rejected = candidate, there, 0
-                self.elbo, self.elbo_se, self.gain, self.gain_se = certificate
+                self.elbo, self.elbo_se, self.gain, self.gain_se = certificate or (
+                    there.value,
+                    there.value_se,
+                    *there.model.remaining_gain(),
+                )
             else:
                 # What the batch taught stays: its draws are in the pool.
                 local, rejected = self._estimate(self.q), rejected + 1
@@ -128,7 +135,7 @@ class PooledRun:
         return self._unfinished(tolerance)
 
     def _start(self) -> None:
-        batch = self._draw(self.q, self.size)
+        batch = self._draw(self.q, _FIRST_BATCHES * self.size)
         self.clock.compiled()
         if self.target.black_box and 2 * batch.finite().sum() < len(batch):
             raise ValueError(
@@ -143,14 +150,14 @@ class PooledRun:
 
     def _draws_for(self, local: Local, tolerance: float) -> tuple[int, bool]:
         """Draws of the next batch, more where noise rules; and whether they are for a verdict, the end being near."""
-        gain, gain_se = local.model.remaining_gain()
+        gain, _ = local.model.remaining_gain()
         noise = local.model.noise_gain()
         if not np.isfinite(gain):
             return self.size, False
         if noise > max(_NOISE_SHARE * tolerance, 0.5 * gain):
             self.size = int(_GROWTH * self.size)
         elif noise <= _NOISE_SHARE * tolerance and gain <= 10 * tolerance:
-            # 2 standard errors of a fresh batch's verdict, sqrt(tr(A^-2) / 2) variance / draws, within half the tolerance.
+            # Two standard errors of a verdict, sqrt(tr(A^-2) / 2) variance / draws, within half the tolerance.
             spread = np.sqrt(np.sum(local.model.values**-2) / 2)
             wanted = 4 * local.residual_variance * spread / tolerance
             wanted = max(wanted, 1 / tolerance, _LEAST_VERDICT, 8 * self.q.num_params, self.size)
@@ -158,12 +165,18 @@ class PooledRun:
         self.size = min(self.size, self.method.max_draws)
         return self.size, False
 
+    def _rounding(self, value: float) -> float:
+        """What rounding may do to an ELBO: where the posterior lies in the family there is no other noise."""
+        return 100 * float(np.finfo(self.q.params.dtype).eps) * max(abs(value), 1.0)
+
     # -- estimates ----------------------------------------------------------------------------------------------------
 
     def _estimate(self, q: MeanField) -> Local:
         view = self.pool.view(q)
-        if view.effective_size < len(self.layout.owner) + 4:
-            self.pool.add(self._draw(q, self.size))
+        for _ in range(_PATIENCE):
+            if view.effective_size >= _LEAST_ROWS * self.q.num_params + _FEW_ROWS:
+                break
+            self.pool.add(self._draw(q, self.unit))
             view = self.pool.view(q)
         rows, curvature = slice(None), NO_CURVATURE
         if len(view.weights) > self.most_rows:

@@ -35,7 +35,9 @@ def small_plate(num_rows=5, **changes) -> FactoredTarget:
 
     init = {"g": np.zeros(3, int), "z": np.zeros(num_rows, int)}
     supports = {"g": constraints.boolean, "z": constraints.integer_interval(0, 2)}
-    return FactoredTarget(changes.get("log_factors", log_factors), init, supports, local=changes.get("local", {"z": "rows"}))
+    return FactoredTarget(
+        changes.get("log_factors", log_factors), init, supports, local=changes.get("local", {"z": "rows"})
+    )
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -79,7 +81,12 @@ def test_hessian_of_the_global_latents_is_that_of_the_profile():
     slopes = [(profile(h * e) - profile(-h * e)) / (2 * h) for e in eye]
     np.testing.assert_allclose(local.model.slope, slopes, atol=0.1)
     cross = [
-        (profile(h * (eye[a] + eye[b])) - profile(h * (eye[a] - eye[b])) - profile(h * (eye[b] - eye[a])) + profile(-h * (eye[a] + eye[b])))
+        (
+            profile(h * (eye[a] + eye[b]))
+            - profile(h * (eye[a] - eye[b]))
+            - profile(h * (eye[b] - eye[a]))
+            + profile(-h * (eye[a] + eye[b]))
+        )
         / (4 * h * h)
         for a, b in ((0, 1), (0, 2), (1, 2))
     ]

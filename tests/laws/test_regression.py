@@ -208,7 +208,9 @@ def test_remaining_gain_is_corrected_for_noise():
     truth = 0.5 * slope @ np.linalg.solve(np.eye(3) - pairs, slope)
     found = np.array(
         [
-            DenseModel.make(slope + np.sqrt(np.diag(covariance)) * rng.normal(size=3), covariance, pairs).remaining_gain()
+            DenseModel.make(
+                slope + np.sqrt(np.diag(covariance)) * rng.normal(size=3), covariance, pairs
+            ).remaining_gain()
             for _ in range(4000)
         ]
     )

@@ -42,7 +42,9 @@ def tabulate(target: FactoredTarget, q: MeanField, key, index, size: int):
     each local latent at each of its values, (draws, rows, values).
     """
     factor = q.fisher().factorise()
-    finite = {latent.name: (latent, *num_values(latent)) for latent in target.latents if latent.name in dict(target.local)}
+    finite = {
+        latent.name: (latent, *num_values(latent)) for latent in target.latents if latent.name in dict(target.local)
+    }
 
     def one(key):
         x = q.sample(key)

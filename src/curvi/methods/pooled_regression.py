@@ -26,7 +26,8 @@ class PooledRegression(AnyMethod):
     correction
         Whether products of scores are regressed on. Without them the step is the natural gradient, by regression.
     first_draws
-        Draws of the first batches; None takes a dozen more than twice the number of variational parameters.
+        Draws of a batch before noise asks for more; None takes four more than half the number of variational
+        parameters. The first step is made on three batches.
     max_draws
         Most draws of one batch.
     """
@@ -44,9 +45,9 @@ class PooledRegression(AnyMethod):
                 raise ValueError(f"{name} must be an integer of at least 8; got {number!r}")
 
     def batch_draws(self, num_params: int) -> int:
-        """Draws of the first batch: enough for least squares on all scores."""
-        wanted = 2 * num_params + 12 if self.first_draws is None else self.first_draws
-        return min(max(wanted, num_params + 4), self.max_draws)
+        """Draws of a batch."""
+        wanted = num_params // 2 + 4 if self.first_draws is None else self.first_draws
+        return min(max(wanted, 8), self.max_draws)
 
 
 @eqx.filter_jit

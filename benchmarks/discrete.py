@@ -3,8 +3,8 @@
     python benchmarks/discrete.py              all runs, lines to results/discrete.jsonl, then docs/discrete.md
     python benchmarks/discrete.py --tables     docs/discrete.md alone
 
-The gap of any parameters is exact, by enumeration or in closed form. Its reference is the lowest of the local optima that
-regression ended in over its seeds, the same for all methods: where a model has several, reaching any of them counts.
+The gap of any parameters is exact, by enumeration or in closed form. Its reference is the lowest of the local optima
+that regression ended in over its seeds, the same for all methods: where a model has several, reaching any counts.
 Adam and NumPyro are tuned over rates and numbers of draws; a setting's score is the median over seeds, and the best
 setting counts. Regression runs as `curvi.fit` runs it, with no setting given.
 """
@@ -13,9 +13,6 @@ import argparse
 from pathlib import Path
 
 import jax
-
-jax.config.update("jax_enable_x64", True)
-
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -169,7 +166,7 @@ def run_numpyro(problem: Problem) -> None:
             template = svi(RATES[0])
             template.init(jax.random.key(0))
 
-        def ready(rate):
+        def ready(rate, svi=svi, template=template):
             made = svi(rate)
             made.constrain_fn = template.constrain_fn  # set by the `init` of each instance
             return made
@@ -217,6 +214,7 @@ def main() -> None:
     parser.add_argument("--only", help="one model")
     parser.add_argument("--part", choices=("regression", "numpyro"), help="these runs alone, the others being there")
     arguments = parser.parse_args()
+    jax.config.update("jax_enable_x64", True)
     if not arguments.tables:
         for name, (target, start, elbo) in models().items():
             if arguments.only in (None, name):

@@ -1,9 +1,9 @@
 """Targets that return their factors by name, with latents that belong to the rows of a plate.
 
-A local latent z has one entry a row, and row i of it touches row i of the factors that are named for it and nothing else
-(the assignment of a data point to a component touches the likelihood of that point alone). Given the other, global
-latents its rows are then independent, and one evaluation with every row set to the same value k tells the factors of all
-rows at k: as many evaluations as z has values replace sampling it (Rao and Blackwell; Titsias and Lazaro-Gredilla 2015).
+A local latent z has one entry a row, and row i of it touches row i of the factors that are named for it and nothing
+else (the assignment of a data point to a component touches the likelihood of that point alone). Given the other, global
+latents its rows are then independent, and one evaluation with every row set to the same value k tells the factors of
+all rows at k: as many evaluations as z has values replace sampling it (Titsias and Lazaro-Gredilla 2015).
 """
 
 from collections.abc import Callable, Mapping
@@ -80,7 +80,7 @@ def _check_local(named, latents, found) -> None:
         if name not in latents:
             raise ValueError(f"local names '{name}', which is not in init; init has {', '.join(latents)}")
         latent = latents[name]
-        if len(latent.shape) != 1 or num_values(latent) is None:
+        if len(latent.shape) != 1 or not is_finite(latent):
             raise ValueError(
                 f"local latent '{name}' must be a vector of bits or bounded integers, one a row; it has shape "
                 f"{latent.shape} and support {supports_of.describe(latent.support)}"
@@ -100,12 +100,14 @@ def _check_local(named, latents, found) -> None:
             used[term] = name
 
 
-def num_values(latent: Latent) -> tuple[int, int] | None:
-    """Lowest value and number of values of a finite latent, else None."""
-    if supports_of.is_boolean(latent.support):
-        return 0, 2
-    ends = supports_of.integer_range(latent.support)
-    return None if ends is None else (ends[0], ends[1] - ends[0] + 1)
+def is_finite(latent: Latent) -> bool:
+    return supports_of.is_boolean(latent.support) or supports_of.integer_range(latent.support) is not None
+
+
+def num_values(latent: Latent) -> tuple[int, int]:
+    """Lowest value and number of values of a finite latent."""
+    lowest, highest = supports_of.integer_range(latent.support) or (0, 1)
+    return lowest, highest - lowest + 1
 
 
 def check_rows(target: FactoredTarget) -> int:

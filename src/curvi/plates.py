@@ -32,7 +32,7 @@ _LEAST_LOG_PROBABILITY = -30.0
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """A batch of global draws: scores, ln p - ln q of everything but the rows, and the rows' factors by local latent."""
+    """A batch of global draws: scores, ln p - ln q of all but the rows, and the factors of the rows by local latent."""
 
     scores: np.ndarray
     rest: np.ndarray
@@ -92,9 +92,8 @@ class PlateRun:
         self.layout = pair_layout(self.globals)
         size = 2 * self.globals.num_params + 12 if method.first_draws is None else method.first_draws
         self.size = _rounded(size)
-        self.values = max(
-            num_values(slot.latent)[1] for slot in q.layout.slots if slot.latent.name in dict(target.local)
-        )
+        local = dict(target.local)
+        self.values = sum(num_values(latent)[1] for latent in target.latents if latent.name in local)
         self.trust = TrustRadius()
         self.counts = CallCounts()
         self.gain, self.gain_se = float("inf"), float("inf")

@@ -208,7 +208,7 @@ def _log_ratio_chunks(target, q, keys):
 
 
 def _host_log_ratios(target, q, key, num_draws: int) -> jax.Array:
-    x, theta, log_det, log_q = _host_inputs(q, jax.random.split(key, num_draws))
+    theta, log_det, log_q = _host_inputs(q, jax.random.split(key, num_draws))
     try:
         values = target.caller({name: np.asarray(rows) for name, rows in theta.items()})
     finally:
@@ -220,7 +220,7 @@ def _host_log_ratios(target, q, key, num_draws: int) -> jax.Array:
 def _host_inputs(q, keys):
     def one(key):
         x = q.sample(key)
-        return x, *q.to_model(x), q.log_prob(x)
+        return *q.to_model(x), q.log_prob(x)
 
     return jax.vmap(one)(keys)
 

@@ -89,8 +89,8 @@ class Target(AbstractTarget):
     outputs
         Optionally a function of the same dict that returns further named quantities to report with every draw.
     black_box
-        Whether `log_density` is an ordinary Python function of a dict of numpy arrays (a simulator, SciPy, legacy code),
-        to be called from the host; with order=0. It may be noisy: then its expectation is the objective.
+        Whether `log_density` is an ordinary Python function of a dict of numpy arrays (a simulator, legacy code), to be
+        called from the host; with order=0. It may be noisy: then its expectation is the objective.
     workers, timeout
         Of a black box: how many spawned processes share the draws of a batch (0: none), and the most seconds a call may
         take.

@@ -205,14 +205,9 @@ def test_remaining_gain_is_corrected_for_noise():
     rng = np.random.default_rng(4)
     pairs = np.diag([0.5, -1.0, 0.0])
     slope, covariance = np.array([0.3, -0.2, 0.1]), np.diag([0.04, 0.09, 0.01])
-    truth = 0.5 * slope @ np.linalg.solve(np.eye(3) - pairs, slope)
+    truth, noise = 0.5 * slope @ np.linalg.solve(np.eye(3) - pairs, slope), np.sqrt(np.diag(covariance))
     found = np.array(
-        [
-            DenseModel.make(
-                slope + np.sqrt(np.diag(covariance)) * rng.normal(size=3), covariance, pairs
-            ).remaining_gain()
-            for _ in range(4000)
-        ]
+        [DenseModel.make(slope + noise * rng.normal(size=3), covariance, pairs).remaining_gain() for _ in range(4000)]
     )
     assert abs(found[:, 0].mean() - truth) < 4 * found[:, 0].std() / np.sqrt(4000)
     np.testing.assert_allclose(np.sqrt(np.mean(found[:, 1] ** 2)), found[:, 0].std(), rtol=0.35)

@@ -118,7 +118,7 @@ def test_arguments_are_checked():
         make(black_boxes.quadratic, workers=-1)
     with pytest.raises(ValueError, match="timeout must be a positive number"):
         make(black_boxes.quadratic, timeout=0)
-    with pytest.raises(ValueError, match="cannot be sent to worker processes .* top level of a module"):
+    with pytest.raises(ValueError, match=r"cannot be sent to worker processes .* top level of a module"):
         make(lambda theta: 0.0, workers=2)
     with pytest.raises(ValueError, match="SchemeI compiles the log density, which is a black box"):
         run(make(black_boxes.quadratic), method=SchemeI())
@@ -131,8 +131,8 @@ def test_workers_give_the_same_fit(monkeypatch):
 
 
 def test_a_worker_that_raises_or_hangs_is_named():
-    with pytest.raises(BlackBoxError, match="(?s)failed at x = .*RuntimeError: the solver gave up") as caught:
+    with pytest.raises(BlackBoxError, match=r"(?s)failed at x = .*RuntimeError: the solver gave up") as caught:
         run(make(black_boxes.raises_far_out, workers=1))
     assert caught.value.fit is not None and caught.value.theta["x"][0] > 0.9
-    with pytest.raises(BlackBoxError, match="no answer within timeout = 0.5 s"):
+    with pytest.raises(BlackBoxError, match=r"no answer within timeout = 0.5 s"):
         run(make(black_boxes.hangs_far_out, timeout=0.5))

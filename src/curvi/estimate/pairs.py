@@ -9,9 +9,9 @@ natural gradient) and the blocks of its Hessian off the diagonal:
 
     r = L + b' s~ + s~' B s~ / 2 + residual,        L = E[r],  b = E[s~ r],  B_ab = E[s~_a s~_b r].
 
-The covariance form of the score estimator replaces the Gram matrix of the features by its expectation, the identity; least
-squares uses the Gram matrix of the draws, so that what the features explain adds no noise: a log density in their span
-is fitted exactly. Products outnumber draws in all but small models. They carry a ridge, chosen by leaving one draw out
+The covariance form of the score estimator replaces the Gram matrix of the features by its expectation, the identity.
+Least squares uses that of the draws, so that what the features explain adds no noise: a log density in their span is
+fitted exactly. Products outnumber draws in all but small models. They carry a ridge, chosen by leaving one draw out
 in closed form from one eigendecomposition, of the Gram matrix of the products or, where these outnumber the draws, of
 their kernel
 

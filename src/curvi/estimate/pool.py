@@ -1,8 +1,8 @@
 """Draws of several q, reused at another one by mixture importance weights.
 
 A draw x of the pool came from the mixture of the q's that its batches were drawn from, whichever it was. So its weight
-at the present q is q(x) / sum_k (n_k / n) q_k(x) (Veach and Guibas 1995: the balance heuristic), which the present batch
-keeps bounded.
+at the present q is q(x) / sum_k (n_k / n) q_k(x) (Veach and Guibas 1995: the balance heuristic), which the present
+batch keeps bounded.
 """
 
 import dataclasses

@@ -11,12 +11,14 @@ from curvi.target import Target
 
 # Coal-mining disasters in Great Britain in the years 1851 to 1962: R. G. Jarrett, "A note on the intervals between
 # coal-mining disasters", Biometrika 66 (1979), 191-193; by year as in Carlin, Gelfand and Smith (1992).
-COAL_MINING_DISASTERS = np.array(
-    [4, 5, 4, 1, 0, 4, 3, 4, 0, 6, 3, 3, 4, 0, 2, 6, 3, 3, 5, 4, 5, 3, 1, 4, 4, 1, 5, 5, 3, 4, 2, 5, 2, 2, 3, 4, 2, 1]
-    + [3, 2, 2, 1, 1, 1, 1, 3, 0, 0, 1, 0, 1, 1, 0, 0, 3, 1, 0, 3, 2, 2, 0, 1, 1, 1, 0, 1, 0, 1, 0, 0, 0, 2, 1, 0]
-    + [0, 0, 1, 1, 0, 2, 3, 3, 1, 1, 2, 1, 1, 1, 1, 2, 4, 2, 0, 0, 0, 1, 4, 0, 0, 0, 1, 0, 0, 0, 0, 0, 1, 0, 0, 1]
-    + [0, 1]
-)
+# fmt: off
+COAL_MINING_DISASTERS = np.array([
+    4, 5, 4, 1, 0, 4, 3, 4, 0, 6, 3, 3, 4, 0, 2, 6, 3, 3, 5, 4, 5, 3, 1, 4, 4, 1, 5, 5,
+    3, 4, 2, 5, 2, 2, 3, 4, 2, 1, 3, 2, 2, 1, 1, 1, 1, 3, 0, 0, 1, 0, 1, 1, 0, 0, 3, 1,
+    0, 3, 2, 2, 0, 1, 1, 1, 0, 1, 0, 1, 0, 0, 0, 2, 1, 0, 0, 0, 1, 1, 0, 2, 3, 3, 1, 1,
+    2, 1, 1, 1, 1, 2, 4, 2, 0, 0, 0, 1, 4, 0, 0, 0, 1, 0, 0, 0, 0, 0, 1, 0, 0, 1, 0, 1,
+])
+# fmt: on
 
 
 def spike_and_slab(inclusion=0.5, slab=1.0) -> Target:
@@ -79,8 +81,8 @@ def change_point(counts=COAL_MINING_DISASTERS) -> tuple[Target, MeanField]:
 def finite_mixture(values=(-2.1, -1.3, -1.9, 0.4, 1.2, 2.2, 1.7, 2.9), num_parts=3, scale=2.0) -> Target:
     """Assignments of few values to normal components of unit variance, their means and proportions integrated out.
 
-    Means are Normal(0, scale), proportions Dirichlet(1). The first value belongs to component 0, which breaks one of the
-    symmetries; the log density is ln p(values, assignments), so that few values can be enumerated.
+    Means are Normal(0, scale), proportions Dirichlet(1). The first value belongs to component 0, which breaks one of
+    the symmetries; the log density is ln p(values, assignments), so that few values can be enumerated.
     """
     values = np.asarray(values, float)
     constant = -0.5 * float(values @ values + len(values) * np.log(2 * np.pi)) - float(gammaln(len(values) + num_parts))
@@ -99,7 +101,7 @@ def finite_mixture(values=(-2.1, -1.3, -1.9, 0.4, 1.2, 2.2, 1.7, 2.9), num_parts
 
 
 def noisy_or(seed=0, num_causes=10, num_effects=12) -> Target:
-    """Hidden causes of observed effects: each active cause fails to bring an effect about with a probability of its own.
+    """Hidden causes of observed effects: an active cause fails to bring an effect about with a probability of its own.
 
     A synthetic network of the kind of QMR-DT (Shwe et al. 1991), with a leak of 0.05 and the effects drawn from it.
     """

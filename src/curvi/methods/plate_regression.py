@@ -1,14 +1,14 @@
 """Second-order regression on a plate: rows of local latents in closed form, global latents by regression.
 
 For each draw of the global latents g the factors of all rows are known at every value k of their local latent, f_nk(g)
-(`factored`). The best q(z_n) given q(g) is then softmax_k E[f_nk], and with all rows at their best the ELBO is a function
-of the global parameters alone,
+(`factored`). The best q(z_n) given q(g) is then softmax_k E[f_nk], and with all rows at their best the ELBO is a
+function of the global parameters alone,
 
     L(G) = E[rest(g) - ln q(g)] + sum_n ln sum_k exp E[f_nk(g)],
 
 whose gradient is that of E[rest + sum_n sum_k q_n(k) f_nk - ln q(g)] at fixed q_n, found by regression on the scores of
-q(g), and whose Hessian has one term more, sum_n C_n' F_n C_n, with C_n the slopes of f_n on the scores and F_n the Fisher
-information of q_n: the Schur complement of the rows in the Hessian of all latents, which no two rows share an entry of.
+q(g), and whose Hessian has one term more, sum_n C_n' F_n C_n, with C_n the slopes of f_n on the scores and F_n the
+Fisher information of q_n: the Schur complement of the rows in the Hessian of all latents.
 """
 
 from typing import ClassVar

@@ -26,28 +26,32 @@ def _head(found) -> list[str]:
     return [
         "# Second order from values alone",
         paragraph("""
-            Where a model has discrete latents, or is known by its values only, there is no gradient to follow. The default
-            of `curvi.fit` there is `PooledRegression`: least squares of ln p - ln q on the scores of q and on products of
-            scores of different factors, over pooled draws. The coefficients are the natural gradient and the Hessian off
-            its diagonal blocks. `PooledRegression(correction=False)` leaves the products out: a natural-gradient step.
+            Where a model has discrete latents, or is known by its values only, there is no gradient to
+            follow. The default of `curvi.fit` there is `PooledRegression`: least squares of ln p - ln q
+            on the scores of q and on products of scores of different factors, over pooled draws. The
+            coefficients are the natural gradient and the Hessian off its diagonal blocks.
+            `PooledRegression(correction=False)` leaves the products out: a natural-gradient step.
         """),
         paragraph("""
-            Python functions on the host are fitted in the same way: `curvi.Target(f, init, order=0, black_box=True)`, with
-            `workers=` for spawned processes and `timeout=` for the seconds a call may take. If `f` fails, the error
-            (`curvi.BlackBoxError`) names the draw, and its `fit` is the fit so far.
+            Python functions on the host are fitted in the same way: `curvi.Target(f, init, order=0,
+            black_box=True)`, with `workers=` for spawned processes and `timeout=` for the seconds a call
+            may take. If `f` fails, the error (`curvi.BlackBoxError`) names the draw, and its `fit` is the
+            fit so far.
         """),
         paragraph("""
-            Latents that belong to the rows of a plate, such as the assignments of a mixture, need not be sampled:
-            `curvi.FactoredTarget` takes the factors by name and says which rows a local latent touches. Its rows are then
-            at their best throughout, in closed form, and regression runs on the global latents alone.
+            Latents that belong to the rows of a plate, such as the assignments of a mixture, need not be
+            sampled: `curvi.FactoredTarget` takes the factors by name and says which rows a local latent
+            touches. Its rows are then at their best throughout, in closed form, and regression runs on
+            the global latents alone.
         """),
         "## How it was measured",
         paragraph("""
-            Made by `python benchmarks/discrete.py --tables` from `benchmarks/results/discrete.jsonl`. The gap of any q is
-            exact, by enumeration or in closed form. Its reference is the lowest local optimum that regression ended in over
-            its seeds, the same for all methods. Regression runs with no setting given; Adam and NumPyro have their best of
-            five rates and three numbers of draws, by the median over five seeds; a moment below the gap counts. NumPyro
-            differentiates the density of the change point in its continuous latents; the others see values only.
+            Made by `python benchmarks/discrete.py --tables` from `benchmarks/results/discrete.jsonl`. The
+            gap of any q is exact, by enumeration or in closed form. Its reference is the lowest local
+            optimum that regression ended in over its seeds, the same for all methods. Regression runs
+            with no setting given; Adam and NumPyro have their best of five rates and three numbers of
+            draws, by the median over five seeds; a moment below the gap counts. NumPyro differentiates
+            the density of the change point in its continuous latents; the others see values only.
         """),
         paragraph(f"Device: {'; '.join(devices)}; float64. Versions: {'; or '.join(versions)}."),
     ]
@@ -95,9 +99,10 @@ def _calls(found, names) -> str:
             "## Calls of the log density to within 0.1 nat",
             table(head, rows),
             paragraph(f"""
-                Geometric mean of the ratios: {means[ADAM]:.1f} against Adam, {means[NUMPYRO]:.1f} against NumPyro's
-                TraceGraph_ELBO. A dash: no setting brought half of its seeds there within its budget (400,000 calls, or
-                a minute of running time for each number of draws); the ratio is then infinite.
+                Geometric mean of the ratios: {means[ADAM]:.1f} against Adam, {means[NUMPYRO]:.1f}
+                against NumPyro's TraceGraph_ELBO. A dash: no setting brought half of its seeds there
+                within its budget (400,000 calls, or a minute of running time for each number of
+                draws); the ratio is then infinite.
             """),
         ]
     )
@@ -127,9 +132,10 @@ def _correction(found, names) -> list[str]:
     return [
         "## What the products are worth",
         paragraph("""
-            Calls to within 0.1 nat with and without products of scores, median over ten seeds (least to most), and the
-            share of the regressed curvature that half samples confirmed (median over steps and seeds, tenth and ninetieth
-            percentile). A dash: a seed that did not come within 0.1 nat of the reference.
+            Calls to within 0.1 nat with and without products of scores, median over ten seeds (least to
+            most), and the share of the regressed curvature that half samples confirmed (median over steps
+            and seeds, tenth and ninetieth percentile). A dash: a seed that did not come within 0.1 nat of
+            the reference.
         """),
         table(head, rows),
     ]

@@ -29,7 +29,7 @@ _MOST_PRODUCTS = 512  # beyond, products are fitted on a part of the draws, by t
 _PRODUCT_ROWS = 8192
 # Small batches, so that steps are cheap; the pool holds what least squares needs, or is filled up.
 _FIRST_BATCHES = 3
-_LEAST_ROWS, _FEW_ROWS = 1.3, 12  # effective draws: per parameter, and beyond
+_LEAST_ROWS, _FEW_ROWS = 1.3, 4  # effective draws: per parameter, and beyond
 _FIRST_RADIUS = 4.0  # nats
 _NUM_ERRORS = 2.0
 _NOISE_SHARE = 0.2  # of the tolerance: what the noise of the last step may cost

@@ -54,7 +54,7 @@ def test_a_stochastic_simulator_is_fitted():
 
 
 def test_bijections_belong_to_the_black_box_too():
-    # A Gamma(3, 2) variable: the best log-normal has E ln x = digamma-like moments, its mean is 3/2.
+    # A Gamma(3, 2) variable, whose mean is 3/2. Without the Jacobian it would be a Gamma(2, 2) one, of mean 1.
     target = Target(
         lambda t: float(2 * np.log(t["x"]) - 2 * t["x"]),
         {"x": 1.0},
@@ -63,7 +63,8 @@ def test_bijections_belong_to_the_black_box_too():
         black_box=True,
     )
     fit = run(target, tolerance=0.01)
-    assert abs(fit.mean()["x"] - 1.5) < 0.05
+    # A gain of 0.01 nat is a shift of the mean by 0.14 of its sd, 0.87.
+    assert abs(fit.mean()["x"] - 1.5) < 0.13
 
 
 @pytest.mark.parametrize(

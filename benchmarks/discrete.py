@@ -34,7 +34,7 @@ from race import LOOK, Entry, race
 RESULTS = Path(__file__).parent / "results" / "discrete.jsonl"
 THRESHOLD = 0.1
 RATES = (0.01, 0.03, 0.1, 0.3, 1.0)
-DRAWS = (4, 16, 64)
+DRAWS = (2, 4, 16, 64)
 SEEDS = range(10)
 RIVAL_SEEDS = range(5)
 TOLERANCE = 0.05

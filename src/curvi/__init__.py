@@ -8,9 +8,11 @@ from curvi import solve as solve
 from curvi.adapters.numpyro import from_numpyro as from_numpyro
 from curvi.adapters.pymc import from_pymc as from_pymc
 from curvi.adapters.stan import from_stan as from_stan
+from curvi.black_box import BlackBoxError as BlackBoxError
 from curvi.check import check as check
 from curvi.comparison import Comparison as Comparison
 from curvi.comparison import compare as compare
+from curvi.factored import FactoredTarget as FactoredTarget
 from curvi.family import MeanField as MeanField
 from curvi.fit import fit as fit
 from curvi.outcome import Outcome as Outcome

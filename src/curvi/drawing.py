@@ -4,6 +4,7 @@ import warnings
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from curvi.diagnostics.psis import KHAT_DRAWS, smooth_weights
@@ -35,8 +36,32 @@ def log_ratios(target: AbstractTarget, q: MeanField, key, num_draws: int) -> jax
     """ln p - ln q of `num_draws` independent draws on the full data, in chunks so that memory does not grow with
     their number.
     """
+    if target.black_box:
+        return _host_log_ratios(target, q, jax.random.split(key, num_draws))
     chunks = -(-num_draws // _CHUNK)
     return _log_ratio_chunks(target, q, jax.random.split(key, chunks * _CHUNK).reshape(chunks, _CHUNK))[:num_draws]
+
+
+def _host_log_ratios(target, q, keys) -> jax.Array:
+    theta, log_det, log_q = _host_inputs(q, keys)
+    return jnp.asarray(_host_values(target, theta)) + log_det - log_q
+
+
+def _host_values(target, theta) -> np.ndarray:
+    """ln p of a black box at a batch of draws."""
+    try:
+        return target.caller({name: np.asarray(rows) for name, rows in theta.items()})
+    finally:
+        target.caller.close()
+
+
+@eqx.filter_jit
+def _host_inputs(q, keys):
+    def one(key):
+        x = q.sample(key)
+        return *q.to_model(x), q.log_prob(x)
+
+    return jax.vmap(one)(keys)
 
 
 @eqx.filter_jit
@@ -51,9 +76,16 @@ def _log_ratio_chunks(target, q, keys):
     return jax.lax.map(jax.vmap(one), keys).reshape(-1)
 
 
-@eqx.filter_jit
 def densities(target, q, keys):
     """ln p and ln q of the draws of these keys, on the model's supports, one chunk after the other."""
+    if target.black_box:
+        theta, log_det, log_q = _host_inputs(q, keys)
+        return jnp.asarray(_host_values(target, theta)), log_q - log_det
+    return _densities(target, q, keys)
+
+
+@eqx.filter_jit
+def _densities(target, q, keys):
     density = target.full()
 
     def one(key):
@@ -75,8 +107,9 @@ def resample(
     chunks = -(-wanted // _CHUNK)
     keys = jax.random.split(key_propose, chunks * _CHUNK).reshape(chunks, _CHUNK)
     # The same keys give the same draws here and there.
-    ratios = _log_ratio_chunks(target, q, keys)[:wanted]
-    weights = smooth_weights(ratios)
+    black_box = target.black_box
+    ratios = _host_log_ratios(target, q, keys.reshape(-1)[:wanted]) if black_box else _log_ratio_chunks(target, q, keys)
+    weights = smooth_weights(ratios[:wanted])
     if weights.khat > 0.7:
         warnings.warn(
             f"k-hat is {weights.khat:.2f}: a few draws carry most of the weight, and resampled draws are not draws of "

@@ -4,15 +4,20 @@ import equinox as eqx
 import jax
 
 from curvi.clock import Clock
+from curvi.factored import FactoredTarget
 from curvi.family import MeanField
 from curvi.growing import GrowingRun
-from curvi.methods import AnyMethod, GrowingDraws, SchemeI
+from curvi.methods import AnyMethod, GrowingDraws, PlateRegression, PooledRegression, SchemeI
 from curvi.methods.base import check_fit
-from curvi.paused import Paused, going_on, key_words
+from curvi.paused import going_on, pause
+from curvi.plates import PlateRun
+from curvi.pooled import PooledRun
 from curvi.progress import open_progress
 from curvi.results import Fit
 from curvi.stepwise import StepwiseRun
 from curvi.target import AbstractTarget, MinibatchTarget, check_scale
+
+_MOST_REGRESSED = 512
 
 
 def fit(
@@ -38,7 +43,8 @@ def fit(
     family
         Where to start and with which factors; `MeanField(target)` by default.
     method
-        One of `curvi.methods`; by default Newton on growing draws for differentiable targets, Scheme I elsewhere.
+        One of `curvi.methods`; by default Newton on growing draws for differentiable targets, regression on pooled
+        draws elsewhere (Scheme I beyond 512 variational parameters).
     num_steps
         Most steps; the method's own default if None.
     tolerance
@@ -55,7 +61,7 @@ def fit(
     Returns
     -------
     A `Fit`. Numerical trouble is an outcome of it; ValueError is raised for wrong input and where no finite start
-    exists.
+    exists, BlackBoxError where a black-box log density fails: its `fit` holds the fit so far.
     """
     paused = None
     if start is not None:
@@ -80,20 +86,23 @@ def fit(
     with open_progress(progress, limit, tolerance) as display:
         if isinstance(method, GrowingDraws):
             run = GrowingRun(method, target, q, key, clock, display, num_starts, paused)
+        elif isinstance(method, PlateRegression):
+            run = PlateRun(method, target, q, key, clock, display)
+        elif isinstance(method, PooledRegression):
+            run = PooledRun(method, target, q, key, clock, display)
         else:
             run = StepwiseRun(method, target, q, key, clock, display, paused)
         outcome = run.until(limit, tolerance)
         elbo, elbo_se = run.final_elbo()
-    words, kind = key_words(key)
     counts = run.counts.plus(log_density=checks)
-    return Fit(
+    found = Fit(
         q=run.q,
         outcome=outcome,
         elbo=elbo,
         elbo_se=elbo_se,
         remaining_gain=run.gain,
         remaining_gain_se=run.gain_se,
-        history=(history := run.history()),
+        history=run.history(),
         counts=counts,
         seconds=clock.seconds(),
         target=target,
@@ -101,12 +110,21 @@ def fit(
         error_copies=run.error_copies(),
         start_elbos=run.start_elbos if start is None or run.start_elbos is not None else start.start_elbos,
         suspects=run.suspects,
-        paused=Paused(words, kind, run.pack(), history, counts, float(tolerance)),
+        paused=pause(run, key, counts, tolerance) if isinstance(run, GrowingRun | StepwiseRun) else None,
     )
+    if isinstance(run, PooledRun) and run.failure is not None:
+        run.failure.fit = found
+        raise run.failure
+    return found
 
 
 def _default_method(target: AbstractTarget, q: MeanField) -> AnyMethod:
-    return GrowingDraws() if target.order >= 1 and q.reparameterised else SchemeI()
+    if isinstance(target, FactoredTarget):
+        return PlateRegression()
+    if target.order >= 1 and q.reparameterised:
+        return GrowingDraws()
+    # Least squares on all scores needs more draws than parameters, and time like the cube of their number.
+    return PooledRegression() if q.num_params <= _MOST_REGRESSED else SchemeI()
 
 
 def _check_target(target) -> None:

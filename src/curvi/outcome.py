@@ -30,6 +30,7 @@ class Outcome(Enum):
         "the gradient along the draws contradicts the values of the log density: it has jumps or kinks that "
         "differentiation does not see; pass order=0 to Target, so that only values are used"
     )
+    MODEL_FAILED = "the log density raised an error; this is what there was at that moment"
     INTERRUPTED = "interrupted; this is what there was at that moment"
 
     @property

@@ -42,6 +42,12 @@ class Paused:
         return jax.random.wrap_key_data(jnp.asarray(self.key), impl=self.key_kind)
 
 
+def pause(run, key, counts: CallCounts, tolerance: float) -> Paused:
+    """What a run leaves behind to go on from."""
+    words, kind = key_words(key)
+    return Paused(words, kind, run.pack(), run.history(), counts, float(tolerance))
+
+
 def going_on(target, start, key, family, method, num_starts) -> tuple:
     """Key, q, method and state of a run that goes on from a fit; ValueError where it could not be the same run."""
     if not isinstance(start, Fit):

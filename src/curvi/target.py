@@ -19,6 +19,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from numpyro.distributions import constraints
 
 from curvi import support as supports_of
+from curvi.black_box import Caller
 
 LogDensity = Callable[[dict[str, Array]], Float[Array, ""]]
 
@@ -84,6 +85,11 @@ class AbstractTarget(eqx.Module):
         return False
 
     @property
+    def black_box(self) -> bool:
+        """Whether the log density is a Python function that no compiled program can call."""
+        return False
+
+    @property
     def dtype(self):
         """The floating-point type of the computation: that of the continuous latents, or JAX's default if all are
         discrete.
@@ -110,26 +116,58 @@ class Target(AbstractTarget):
         Optionally a function of the same dict that returns further named quantities to report with every draw.
     origin
         Optionally what an adapter knows of the model beside its log density.
+    black_box
+        Whether `log_density` is an ordinary Python function of a dict of numpy arrays (a simulator, legacy code), to be
+        called from the host; with order=0. It may be noisy: then its expectation is the objective.
+    workers, timeout
+        Of a black box: how many spawned processes share the draws of a batch (0: none), and the most seconds a call may
+        take.
     """
 
     latents: tuple[Latent, ...] = eqx.field(static=True)
     init: dict[str, Array]
     order: int = eqx.field(static=True)
     outputs: Callable | None
-    function: LogDensity
+    function: LogDensity | None
     origin: Origin | None = eqx.field(static=True)
+    caller: Caller | None = eqx.field(static=True)
 
-    def __init__(self, log_density, init, supports=None, order=2, *, outputs=None, origin=None):
+    def __init__(
+        self,
+        log_density,
+        init,
+        supports=None,
+        order=2,
+        *,
+        outputs=None,
+        origin=None,
+        black_box=False,
+        workers=0,
+        timeout=None,
+    ):
         self.origin = origin
         self.latents, self.init = read_latents(init, supports)
         self.order = check_order(order)
-        self.function = trace(log_density, self.init, "log_density")
         self.outputs = trace_outputs(outputs, self.init)
+        if black_box:
+            if self.order != 0:
+                raise ValueError(f"a black box has no derivatives: pass order=0; got order={order}")
+            self.function, self.caller = None, Caller(log_density, workers, timeout)
+            return
+        if workers or timeout is not None:
+            raise ValueError("workers and timeout are for Python functions on the host: pass black_box=True")
+        self.function, self.caller = trace(log_density, self.init, "log_density"), None
+
+    @property
+    def black_box(self) -> bool:
+        return self.caller is not None
 
     def batch(self, key):
-        return self.function
+        return self.full()
 
     def full(self):
+        if self.function is None:
+            raise ValueError("a black-box log density cannot be compiled; fit it by the default, PooledRegression")
         return self.function
 
 
@@ -210,7 +248,7 @@ def trace(function, init, name: str, *more):
     """`function` traced once on abstract values like `init`, checked to return one real number."""
     if not callable(function):
         raise ValueError(f"{name} must be a function of a dict of latents; got {type(function).__name__}")
-    traced = _convert(function, init, *more)
+    traced = convert(function, init, *more)
     out = jax.eval_shape(traced, init, *more)
     leaves = jax.tree.leaves(out)
     if len(leaves) != 1 or leaves[0].shape != ():
@@ -230,13 +268,13 @@ def trace_outputs(outputs, init):
         return None
     if not callable(outputs):
         raise ValueError(f"outputs must be a function of a dict of latents; got {type(outputs).__name__}")
-    traced = _convert(outputs, init)
+    traced = convert(outputs, init)
     if not isinstance(out := jax.eval_shape(traced, init), dict):
         raise ValueError(f"outputs must return a dict of arrays by name; it returned {type(out).__name__}")
     return traced
 
 
-def _convert(function, *examples):
+def convert(function, *examples):
     """The traced form of `function`: a pytree whose leaves are the arrays that it uses beside its arguments."""
     # The lambda always has a closure. A function that has none equinox leaves untraced, to be called again
     # at every use, with the arrays of its module as constants.

@@ -12,7 +12,7 @@ import curvi
 ROOT = Path(curvi.__file__).parent
 MODULES = sorted(ROOT.rglob("*.py"))
 # The edges of the library: ways in (adapters), ways out (report), and programs (cli, demo).
-EDGES = ("adapters", "report", "cli", "demo")
+EDGES = ("adapters", "report", "cli", "demo", "examples")
 LANGUAGES = ("numpyro", "pymc", "pyro", "blackjax", "tensorflow_probability", "cmdstanpy", "stan")
 EXTRAS = ("matplotlib", "sklearn", "arviz", "arviz_base", "xarray", "pandas", "pymc")
 

@@ -9,6 +9,7 @@ from curvi.estimate.draws import Sobol as Sobol
 from curvi.estimate.local import Counts as Counts
 from curvi.estimate.local import LocalModel as LocalModel
 from curvi.estimate.pathwise import Pathwise as Pathwise
+from curvi.estimate.regression import SecondOrderRegression as SecondOrderRegression
 from curvi.estimate.score import AnchoredScore as AnchoredScore
 from curvi.estimate.score import PaperScore as PaperScore
 from curvi.estimate.stein import Stein as Stein

@@ -51,6 +51,16 @@ def _normal_fisher(params):
     return _rows((jnp.exp(-2 * params[..., 1]), zero), (zero, zero + 2))
 
 
+def _normal_natural(params):
+    precision = jnp.exp(-2 * params[..., 1])
+    return jnp.stack([params[..., 0] * precision, -precision / 2], -1)
+
+
+def _normal_from_natural(natural):
+    precision = -2 * natural[..., 1]
+    return jnp.stack([natural[..., 0] / precision, -jnp.log(precision) / 2], -1)
+
+
 @dataclasses.dataclass(frozen=True)
 class Normal(Factor):
     """Normal(mu, sigma), gamma = (mu, log sigma). A constrained latent has it pushed through numpyro's `biject_to`."""
@@ -71,6 +81,8 @@ class Normal(Factor):
     fisher = staticmethod(_normal_fisher)
     score = staticmethod(_normal_score)
     hessian = staticmethod(_normal_hessian)
+    natural = staticmethod(_normal_natural)
+    from_natural = staticmethod(_normal_from_natural)
     start = staticmethod(_location_scale_start)
 
     def from_normal(self, params, noise):
@@ -97,6 +109,8 @@ class LogNormal(Factor):
         return params[..., 0] + params[..., 1] + 0.5 * _LOG_2PI_E
 
     fisher = staticmethod(_normal_fisher)
+    natural = staticmethod(_normal_natural)
+    from_natural = staticmethod(_normal_from_natural)
 
     def score(self, params, x):
         return _normal_score(params, jnp.log(x))
@@ -180,6 +194,12 @@ class Gamma(Factor):
         a = jnp.exp(params[..., 0])
         return _rows((a * a * _trigamma(a), -a), (-a, a))
 
+    def natural(self, params):
+        return jnp.exp(params)
+
+    def from_natural(self, natural):
+        return jnp.log(natural)
+
     def start(self, value):
         shape = np.full_like(value, np.log(_START_CONCENTRATION))
         return np.stack([shape, shape - np.log(value)], -1)
@@ -210,6 +230,12 @@ class Beta(Factor):
         both = _trigamma(a + b)
         cross = -a * b * both
         return _rows((a * a * (_trigamma(a) - both), cross), (cross, b * b * (_trigamma(b) - both)))
+
+    def natural(self, params):
+        return jnp.exp(params)
+
+    def from_natural(self, natural):
+        return jnp.log(natural)
 
     def start(self, value):
         return np.stack([np.log(_START_CONCENTRATION * value), np.log(_START_CONCENTRATION * (1 - value))], -1)
@@ -252,6 +278,12 @@ class Dirichlet(Factor):
         a = jnp.exp(params)
         diagonal = jax.vmap(jnp.diag)(a * a * _trigamma(a))
         return diagonal - a[..., :, None] * a[..., None, :] * _trigamma(a.sum(-1))[..., None, None]
+
+    def natural(self, params):
+        return jnp.exp(params)
+
+    def from_natural(self, natural):
+        return jnp.log(natural)
 
     def start(self, value):
         return np.log(_START_CONCENTRATION * value)

@@ -18,6 +18,11 @@ _START_LOGIT = (
 )
 
 
+def _least_log_probability(dtype) -> float:
+    """Where steps stop: far enough from zero for the Fisher information to keep a Cholesky factor in this precision."""
+    return -11.5 if jnp.finfo(dtype).bits < 64 else -18.5
+
+
 @dataclasses.dataclass(frozen=True)
 class Bernoulli(Factor):
     """Bernoulli with gamma = logit, on a boolean latent."""
@@ -48,6 +53,13 @@ class Bernoulli(Factor):
     def fisher(self, params):
         p = jax.nn.sigmoid(params)
         return (p * jax.nn.sigmoid(-params))[..., None]
+
+    def widened(self, params):
+        return params / 2
+
+    def from_natural(self, natural):
+        least = _least_log_probability(natural.dtype)
+        return jnp.clip(natural, least, -least)
 
     def start(self, value):
         return np.where(value.astype(bool), _START_LOGIT, -_START_LOGIT)[..., None]
@@ -102,6 +114,14 @@ class Categorical(Factor):
     def fisher(self, params):
         p = jax.nn.softmax(self._logits(params), -1)[..., 1:]
         return jax.vmap(jnp.diag)(p) - p[..., :, None] * p[..., None, :]
+
+    def widened(self, params):
+        return params / 2
+
+    def from_natural(self, natural):
+        log_p = jax.nn.log_softmax(self._logits(natural), -1)
+        log_p = jnp.maximum(log_p, _least_log_probability(natural.dtype))
+        return log_p[..., 1:] - log_p[..., :1]
 
     def start(self, value):
         logits = _START_LOGIT * np.eye(_known(self.size))[value - self.lowest]

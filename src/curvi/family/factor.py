@@ -104,6 +104,18 @@ class Factor(ABC):
 
         return jax.vmap(jax.hessian(one))(params, x)
 
+    def natural(self, params: Float[Array, "n k"]) -> Float[Array, "n k"]:
+        """Natural parameters, up to constants; the parameters themselves where the factor is no exponential family."""
+        return params
+
+    def from_natural(self, natural: Float[Array, "n k"]) -> Float[Array, "n k"]:
+        """The inverse of `natural`; not finite where no distribution has these natural parameters."""
+        return natural
+
+    def widened(self, params: Float[Array, "n k"]) -> Float[Array, "n k"]:
+        """A factor that draws rare values more often; only where a value may be so rare as never to show."""
+        return params
+
     def mean(self, params) -> Array:
         return self.distribution(params).mean
 

@@ -136,10 +136,14 @@ class MeanField(eqx.Module):
     def _groups(self):
         return zip(self.layout.factors, self.layout.counts, strict=True)
 
+    def split(self, v: Float[Array, " P"]) -> list[Float[Array, "n k"]]:
+        """A vector like the parameters, cut into one array a group."""
+        shapes = [jax.ShapeDtypeStruct((n, f.num_params, f.num_params), v.dtype) for f, n in self._groups()]
+        return split(v, tuple(shapes))  # type: ignore[arg-type]
+
     def group_params(self) -> list[Float[Array, "n k"]]:
         """The parameters of each group of equal factors."""
-        shapes = [jax.ShapeDtypeStruct((n, f.num_params, f.num_params), self.params.dtype) for f, n in self._groups()]
-        return split(self.params, tuple(shapes))  # type: ignore[arg-type]
+        return self.split(self.params)
 
     # -- draws --------------------------------------------------------------------------------------------------------
 

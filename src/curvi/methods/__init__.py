@@ -10,6 +10,8 @@ from curvi.methods.growing_draws import GrowingDraws as GrowingDraws
 from curvi.methods.hessian_free import HessianFree as HessianFree
 from curvi.methods.lbfgs import LBFGS as LBFGS
 from curvi.methods.natural_gradient import NaturalGradient as NaturalGradient
+from curvi.methods.plate_regression import PlateRegression as PlateRegression
+from curvi.methods.pooled_regression import PooledRegression as PooledRegression
 from curvi.methods.scheme_i import SchemeI as SchemeI
 from curvi.methods.scheme_ii import SchemeII as SchemeII
 from curvi.methods.second_order import Safeguard as Safeguard

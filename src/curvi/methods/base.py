@@ -32,6 +32,7 @@ class AnyMethod(eqx.Module):
 
     needs_order: ClassVar[int] = 0
     needs_reparameterised: ClassVar[bool] = False
+    takes_black_box: ClassVar[bool] = False
     default_num_steps: ClassVar[int] = 500
 
 
@@ -50,6 +51,10 @@ class Method(AnyMethod):
 def check_fit(method: AnyMethod, target: AbstractTarget, q: MeanField) -> None:
     """Raise ValueError where the method cannot work on the target."""
     name = type(method).__name__
+    if target.black_box and not method.takes_black_box:
+        raise ValueError(
+            f"{name} compiles the log density, which is a black box; use PooledRegression, the default for black boxes"
+        )
     if target.order < method.needs_order:
         raise ValueError(
             f"{name} differentiates the log density {method.needs_order} time(s), but the target says "

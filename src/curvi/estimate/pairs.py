@@ -1,0 +1,313 @@
+"""Least squares of r = ln p - ln q on scores and on products of scores of different factors.
+
+With s~ = L^-1 s the scores whitened by the Fisher information F = L L' of each factor, the functions
+
+    1,   s~_a,   s~_a s~_b   (a, b parameters of different factors)
+
+are orthonormal under q, and the coefficients of r on them are, in whitened coordinates, the ELBO, its gradient (the
+natural gradient) and the blocks of its Hessian off the diagonal:
+
+    r = L + b' s~ + s~' B s~ / 2 + residual,        L = E[r],  b = E[s~ r],  B_ab = E[s~_a s~_b r].
+
+The covariance form of the score estimator replaces the Gram matrix of the features by its expectation, the identity.
+Least squares uses that of the draws, so that what the features explain adds no noise: a log density in their span is
+fitted exactly. Products outnumber draws in all but small models. They carry a ridge, chosen by leaving one draw out
+in closed form from one eigendecomposition, of the Gram matrix of the products or, where these outnumber the draws, of
+their kernel
+
+    K_ij = (s~_i . s~_j)^2 / 2 - sum over factors (s~_i . s~_j restricted to the factor)^2 / 2.
+
+The same lines run on numpy (between batches of draws) and on JAX (inside a program): `xp` is the array module.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import numpy as np
+
+# Ridges in units of the number of draws, the size of the Gram matrix: from nothing to all but no products at all.
+_RIDGES = np.concatenate([[1e-12, 1e-9, 1e-6, 1e-4], np.geomspace(1e-3, 1e3, 19)])
+_LARGEST_UNCONFIRMED = 0.9
+_NO_INFORMATION = 1e-3  # a draw whose own leverage exceeds one minus this leaves no residual to speak of
+
+
+@dataclasses.dataclass(frozen=True)
+class PairLayout:
+    """Which parameters belong to one factor, and so which products count as pairs."""
+
+    owner: np.ndarray  # factor of each parameter
+
+    @property
+    def num_pairs(self) -> int:
+        sizes = np.bincount(self.owner)
+        return int((len(self.owner) ** 2 - np.sum(sizes**2)) // 2)
+
+    @property
+    def across(self) -> np.ndarray:
+        """(P, P) mask of the entries off the block diagonal."""
+        return self.owner[:, None] != self.owner[None, :]
+
+    def pairs(self) -> tuple[np.ndarray, np.ndarray]:
+        return np.nonzero(np.triu(self.across, 1))
+
+    def inside(self) -> tuple[np.ndarray, np.ndarray]:
+        """Pairs a < b within one factor."""
+        return np.nonzero(np.triu(~self.across, 1))
+
+
+class PairFit(NamedTuple):
+    """What the regression found, in whitened coordinates.
+
+    Attributes
+    ----------
+    value, value_se
+        The intercept, an estimate of the ELBO freed of what scores and products explain, and its standard error.
+    linear
+        Coefficients b of the scores.
+    influence
+        (P, S): b as a linear map of the responses.
+    left_out
+        Residual of each draw when it is left out, times the root of its weight.
+    pairs
+        B, with zero blocks on its diagonal; None without products.
+    draw_weights
+        Where the kernel was used: B = sum_i draw_weights_i s~_i s~_i' off the block diagonal; else None.
+    ridge
+        In units of the number of draws; infinite where leaving out says that products do not help.
+    residual_variance
+        Mean square of `left_out`.
+    complete
+        Whether every score varies over the draws and no draw determines its own fit. If not, something has hardly been
+        seen (a rare value of a discrete latent), and residuals do not know it.
+    """
+
+    value: Any
+    value_se: Any
+    linear: Any
+    influence: Any
+    left_out: Any
+    pairs: Any
+    draw_weights: Any
+    ridge: Any
+    residual_variance: Any
+    complete: Any
+
+    def covariance(self):
+        """Covariance of `linear` by left-out residuals (MacKinnon and White 1985, HC3)."""
+        return (self.influence * self.left_out**2) @ self.influence.T
+
+
+def uses_kernel(num_draws: int, layout: PairLayout) -> bool:
+    return layout.num_pairs > num_draws
+
+
+def fit_pairs(scores, response, weights, layout: PairLayout, xp=np, *, products: bool = True, ridge=None) -> PairFit:
+    """The regression on whitened `scores` (S, P) with importance weights; `ridge` in units of S is chosen if None."""
+    main = _main_effects(xp, scores, response, weights)
+    if not products or layout.num_pairs == 0:
+        return _finish(xp, main, main.to_linear, main.residual, main.leverage, None, xp.inf, 0.0)
+    basis = _kernel_basis if uses_kernel(scores.shape[0], layout) else _product_basis
+    values, vectors, features, raw, back = basis(xp, main, layout)
+    # Fitted values for each ridge: features (values + ridge)^-1 features' residual.
+    seen = features.T @ main.residual
+    if ridge is None:
+        ridge = _choose_ridge(xp, main, values, features, seen)
+    amount = xp.where(xp.isfinite(ridge), ridge, 1.0) * scores.shape[0]
+    # Directions that the draws do not span hold rounding alone.
+    spanned = values > 1e-12 * xp.max(values)
+    inverse = xp.where(xp.isfinite(ridge) & spanned, 1 / (values + amount), 0.0)
+    coefficients = inverse * (back.T @ main.residual)
+    pairs = _pairs_of(xp, main, layout, vectors @ coefficients)
+    influence = main.to_linear - ((main.to_linear @ raw) * inverse) @ back.T
+    residual = main.residual - features @ (inverse * seen)
+    leverage = main.leverage + features**2 @ inverse
+    return _finish(xp, main, influence, residual, leverage, pairs, ridge, xp.mean(main.root * (raw @ coefficients)))
+
+
+class _Main(NamedTuple):
+    """The regression on the intercept and the scores alone, on rows multiplied by the roots of their weights."""
+
+    scores: Any
+    response: Any
+    weights: Any
+    root: Any
+    mean_score: Any
+    basis: Any  # orthonormal columns that span intercept and scores
+    to_linear: Any  # (P, S): coefficients from responses
+    y: Any
+    residual: Any
+    leverage: Any
+    full_rank: Any
+
+    def project(self, z):
+        """`z` without its part along intercept and scores."""
+        return z - self.basis @ (self.basis.T @ z)
+
+
+def _main_effects(xp, scores, response, weights) -> _Main:
+    weights = weights / xp.mean(weights)
+    root = xp.sqrt(weights)
+    mean_score = xp.mean(weights[:, None] * scores, 0)
+    y = root * (response - xp.mean(weights * response))
+    # Centred columns: a score that does not vary over the draws (a bit that is all but decided) drops out instead of
+    # passing for the intercept.
+    left, spread, right = xp.linalg.svd(root[:, None] * (scores - mean_score), full_matrices=False)
+    kept = spread > 1e-6 * xp.maximum(xp.max(spread), 1e-3 * scores.shape[0] ** 0.5)
+    left = xp.where(kept, left, 0.0)
+    to_linear = (right.T * xp.where(kept, 1 / xp.where(kept, spread, 1.0), 0.0)) @ left.T
+    basis = xp.concatenate([(root / xp.sqrt(xp.sum(weights)))[:, None], left], 1)
+    residual = y - basis @ (basis.T @ y)
+    leverage = xp.sum(basis**2, 1)
+    return _Main(scores, response, weights, root, mean_score, basis, to_linear, y, residual, leverage, xp.all(kept))
+
+
+def _kernel_basis(xp, main: _Main, layout: PairLayout):
+    """Eigenvalues of the projected kernel, its root, and the maps from and to coefficients of the draws."""
+    whole = main.root[:, None] * pair_kernel(main.scores, layout, xp) * main.root[None, :]
+    values, vectors = xp.linalg.eigh(main.project(main.project(whole).T))
+    values = xp.maximum(values, 0.0)
+    return values, vectors, vectors * xp.sqrt(values), whole @ vectors, main.project(vectors)
+
+
+def _product_basis(xp, main: _Main, layout: PairLayout):
+    """The same from the Gram matrix of the products."""
+    a, b = layout.pairs()
+    whole = main.root[:, None] * main.scores[:, a] * main.scores[:, b]
+    projected = main.project(whole)
+    values, vectors = xp.linalg.eigh(projected.T @ projected)
+    features = projected @ vectors
+    return xp.maximum(values, 0.0), vectors, features, whole @ vectors, features
+
+
+def _choose_ridge(xp, main: _Main, values, features, seen):
+    """The ridge with the least mean square of left-out residuals, infinite where none beats no products at all."""
+    grid = xp.asarray(_RIDGES)
+    inverse = 1 / (values[:, None] + main.root.shape[0] * grid)
+    residuals = main.residual[:, None] - features @ (seen[:, None] * inverse)
+    losses = xp.mean(_leave_out(xp, residuals, main.leverage[:, None] + features**2 @ inverse) ** 2, 0)
+    best = xp.argmin(losses)
+    without = xp.mean(_leave_out(xp, main.residual[:, None], main.leverage[:, None]) ** 2)
+    return xp.where(losses[best] < without, grid[best], xp.inf)
+
+
+def _finish(xp, main: _Main, influence, residual, leverage, pairs, ridge, mean_pair_part) -> PairFit:
+    left_out = _leave_out(xp, residual[:, None], leverage[:, None])[:, 0]
+    linear = influence @ main.y
+    return PairFit(
+        value=xp.mean(main.weights * main.response) - main.mean_score @ linear - mean_pair_part,
+        value_se=xp.sqrt(xp.sum(main.weights * left_out**2)) / xp.sum(main.weights),
+        linear=linear,
+        influence=influence,
+        left_out=left_out,
+        pairs=None if pairs is None else pairs[0],
+        draw_weights=None if pairs is None else pairs[1],
+        ridge=ridge,
+        residual_variance=xp.mean(left_out**2),
+        complete=xp.all(leverage < 1 - _NO_INFORMATION) & main.full_rank,
+    )
+
+
+def slope_map(scores):
+    """(P, S): the least-squares slopes of a response on the scores, as a linear map; on the host."""
+    ones = np.ones(len(scores))
+    return _main_effects(np, scores, ones, ones).to_linear
+
+
+def pair_kernel(scores, layout: PairLayout, xp=np):
+    """K of the module's head, (S, S)."""
+    a, b = layout.inside()
+    square, mixed = scores**2, scores[:, a] * scores[:, b]
+    return ((scores @ scores.T) ** 2 - square @ square.T - 2 * mixed @ mixed.T) / 2
+
+
+def pair_part(scores, pairs):
+    """s~' B s~ / 2 of each row."""
+    return ((scores @ pairs) * scores).sum(-1) / 2
+
+
+class Curvature(NamedTuple):
+    """B as it is used.
+
+    Attributes
+    ----------
+    pairs
+        B times `believed`, kept below one where a half sample does not confirm more; None for zero.
+    control
+        B as it was regressed, the best multiple of the products to take from the response; None for zero.
+    believed
+        How much of what one half of the draws says of B the other half sees, 0 (noise) to 1.
+    """
+
+    pairs: np.ndarray | None
+    control: np.ndarray | None
+    believed: float
+
+
+NO_CURVATURE = Curvature(None, None, 0.0)
+
+
+def believed_curvature(found: PairFit, scores, response, weights, layout: PairLayout) -> Curvature:
+    """The curvature of a regression with as much of it as is not noise; on the host.
+
+    The ridge shrinks B towards zero by the noise that leaving out shows. Half samples check it: B from one half
+    predicts part of the response in the other, and the slope of the response on that prediction is one where the
+    ridge was right, less where noise passed for curvature.
+    """
+    if found.pairs is None or not np.isfinite(found.ridge):
+        return NO_CURVATURE
+    halves = [(scores[i::2], response[i::2], weights[i::2]) for i in (0, 1)]
+    fits = [fit_pairs(*half, layout, ridge=found.ridge).pairs for half in halves]
+    mains = [_main_effects(np, *half) for half in halves]
+    slopes = [_slope(mains[1 - i], fits[i]) for i in (0, 1)]
+    believed = float(np.clip(np.mean(slopes), 0.0, 1.0))
+    pairs = believed * found.pairs
+    # An eigenvalue of one or more makes the ELBO curve upwards along its direction. The largest of a noisy matrix is
+    # too large; what one half sees along the direction that the other one chose is not.
+    values, vectors = np.linalg.eigh(pairs)
+    if values[-1] > _LARGEST_UNCONFIRMED:
+        confirmed = np.mean([_curvature_along(mains[1 - i], fits[i], layout) for i in (0, 1)])
+        if confirmed < 1:
+            pairs = (vectors * np.minimum(values, _LARGEST_UNCONFIRMED)) @ vectors.T
+    return Curvature(pairs, found.pairs, believed)
+
+
+def _slope(main: _Main, pairs) -> float:
+    """Least-squares slope of the response on s~' B s~ / 2, main effects taken from both."""
+    predicted = main.project(main.root * pair_part(main.scores, pairs))
+    size = predicted @ predicted
+    return float(predicted @ main.residual / size) if size > 0 else 0.0
+
+
+def _curvature_along(main: _Main, pairs, layout: PairLayout) -> float:
+    """v' B v as these draws see it, v the direction of the largest eigenvalue of `pairs`, found on others."""
+    v = np.linalg.eigh(pairs)[1][:, -1]
+    square = np.outer(v, v) * layout.across
+    return _slope(main, square) * float(np.sum(square**2))
+
+
+def _leave_out(xp, residual, leverage):
+    """Residuals of draws when they are left out; where a draw determines its own fit, the typical one.
+
+    Where most draws do, nothing is known of the residuals, and they count as infinite.
+    """
+    informative = leverage < 1 - _NO_INFORMATION
+    out = residual / xp.where(informative, 1 - leverage, 1.0)
+    count = xp.sum(informative, 0)
+    mean_square = xp.sum(xp.where(informative, out**2, 0.0), 0) / xp.maximum(count, 1)
+    typical = xp.where(2 * count > leverage.shape[0], xp.sqrt(mean_square), xp.inf)
+    return xp.where(informative, out, typical)
+
+
+def _pairs_of(xp, main: _Main, layout: PairLayout, coefficients):
+    """B from coefficients of the draws (with these as weights of the draws) or of the products."""
+    size = main.scores.shape[1]
+    if uses_kernel(main.scores.shape[0], layout):
+        draw_weights = main.root * coefficients
+        return (main.scores.T * draw_weights) @ main.scores * layout.across, draw_weights
+    a, b = layout.pairs()
+    if xp is np:
+        upper = np.zeros((size, size))
+        upper[a, b] = coefficients
+    else:
+        upper = xp.zeros((size, size), coefficients.dtype).at[a, b].set(coefficients)
+    return upper + upper.T, None

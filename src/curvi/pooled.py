@@ -1,0 +1,288 @@
+"""The host's side of pooled regression: batches of draws, the step that they suggest, the verdict of the next batch."""
+
+import dataclasses
+import time
+
+import numpy as np
+
+from curvi.black_box import BlackBoxError
+from curvi.clock import Clock
+from curvi.control.trust import TrustRadius
+from curvi.descent.trust import DenseModel
+from curvi.estimate.pairs import NO_CURVATURE, Curvature, believed_curvature, fit_pairs, pair_part
+from curvi.estimate.pool import Batch, Pool
+from curvi.estimate.regression import pair_layout
+from curvi.family import MeanField
+from curvi.ledger import CallCounts, History
+from curvi.methods import pooled_regression as program
+from curvi.methods.pooled_regression import PooledRegression
+from curvi.outcome import Outcome
+from curvi.progress import Progress
+from curvi.start import find_start
+from curvi.target import AbstractTarget
+
+_ROWS = 256  # rows that are looked at in one compiled call
+_LARGEST_UNIT = 256  # draws that are made in one compiled call
+_MOST_BATCHES = 12
+_KERNEL_ROWS = 768  # eigendecompositions take time like the cube
+_MOST_PRODUCTS = 512  # beyond, products are fitted on a part of the draws, by their kernel
+_PRODUCT_ROWS = 8192
+# Small batches, so that steps are cheap; the pool holds what least squares needs, or is filled up.
+_FIRST_BATCHES = 3
+_LEAST_ROWS, _FEW_ROWS = 1.3, 4  # effective draws: per parameter, and beyond
+_FIRST_RADIUS = 4.0  # nats
+_NUM_ERRORS = 2.0
+_NOISE_SHARE = 0.2  # of the tolerance: what the noise of the last step may cost
+_LEAST_VERDICT = 128
+_GROWTH = 1.5
+_PATIENCE = 25  # rejections in a row, after which nothing is left to step to
+
+
+@dataclasses.dataclass(frozen=True)
+class Local:
+    """What the pool says of the ELBO around one q."""
+
+    value: float
+    value_se: float
+    model: DenseModel
+    curvature: Curvature
+    residual_variance: float
+    complete: bool
+    effective_size: float
+
+
+class PooledRun:
+    """Runs `PooledRegression` until a fresh batch says that little is left to gain."""
+
+    def __init__(
+        self, method: PooledRegression, target: AbstractTarget, q: MeanField, key, clock: Clock, display: Progress
+    ):
+        self.method, self.target, self.clock, self.display, self.key = method, target, clock, display, key
+        self.q = q
+        self.layout = pair_layout(q)
+        self.size = method.batch_draws(q.num_params)
+        self.unit = min(self.size, _LARGEST_UNIT)
+        products = method.correction and self.layout.num_pairs > 0
+        self.products = products
+        kernel = products and self.layout.num_pairs > _MOST_PRODUCTS
+        self.most_rows = max(_KERNEL_ROWS, 2 * self.size) if kernel else _PRODUCT_ROWS
+        self.pool = Pool(self._look, _PRODUCT_ROWS, _MOST_BATCHES)
+        self.trust = TrustRadius(_FIRST_RADIUS)
+        self.counts = CallCounts()
+        self.gain, self.gain_se = float("inf"), float("inf")
+        self.elbo, self.elbo_se = float("nan"), float("inf")
+        self.start_elbos = None
+        self.suspects: tuple[str, ...] = ()
+        self.failure: BlackBoxError | None = None
+        self.calls = 0
+        self.rows: list[dict] = []
+        self.path: list[tuple[int, np.ndarray]] = []  # calls spent before each q was known, and that q
+
+    # -- the plan -----------------------------------------------------------------------------------------------------
+
+    def until(self, limit: int, tolerance: float) -> Outcome:
+        try:
+            return self._climb(limit, tolerance)
+        except KeyboardInterrupt:
+            return Outcome.INTERRUPTED
+        except BlackBoxError as error:
+            self.failure = error
+            return Outcome.MODEL_FAILED
+        finally:
+            if self.target.black_box:
+                self.target.caller.close()
+
+    def _climb(self, limit: int, tolerance: float) -> Outcome:
+        self._start()
+        local = self._estimate(self.q)
+        rejected = 0
+        while len(self.rows) < limit:
+            size, verdict = self._draws_for(local, tolerance)
+            step = self.trust.step(local.model, local.residual_variance, local.value, local.complete)
+            predicted, divergence = local.model.predicted(step), float(step @ step) / 2
+            candidate = program.move(self.q, np.asarray(step, self.q.params.dtype))
+            self.path.append((self.counts.log_density, np.asarray(candidate.params)))
+            batch = self._draw(candidate, size)
+            rare = self._draw_rare(candidate, size // 3) if verdict else None
+            if not np.all(batch.finite()):
+                rejected += 1
+                self._record(local, size, False)
+                self.trust.retreat(divergence)
+                if rejected >= _PATIENCE:
+                    return Outcome.NON_FINITE
+                continue
+            certificate = self._certify(batch, rare, local.curvature) if verdict else None
+            self.pool.add(batch)
+            if rare is not None:
+                self.pool.add(rare)
+            there = self._estimate(candidate)
+            error = float(np.hypot(local.value_se, there.value_se)) + self._rounding(local.value)
+            accept = self.trust.judge(there.value - local.value, error, predicted, divergence)
+            if accept:
+                self.q, local, rejected = candidate, there, 0
+                self.elbo, self.elbo_se, self.gain, self.gain_se = certificate or (
+                    there.value,
+                    there.value_se,
+                    *there.model.remaining_gain(),
+                )
+            else:
+                # What the batch taught stays: its draws are in the pool.
+                local, rejected = self._estimate(self.q), rejected + 1
+            self._record(local, size, accept)
+            if accept and verdict and local.model.definite and self.gain + _NUM_ERRORS * self.gain_se <= tolerance:
+                return Outcome.CONVERGED
+            if rejected >= _PATIENCE:
+                break
+        return self._unfinished(tolerance)
+
+    def _start(self) -> None:
+        batch = self._draw(self.q, _FIRST_BATCHES * self.size)
+        self.clock.compiled()
+        if self.target.black_box and 2 * batch.finite().sum() < len(batch):
+            raise ValueError(
+                "the black-box log density is -inf at most draws around init; give an init inside its support"
+            )
+        if not np.all(batch.finite()) and not self.target.black_box:
+            self.q, calls = find_start(self.target, self.q, self.key)
+            self.counts = self.counts.plus(log_density=calls)
+            batch = self._draw(self.q, 2 * self.size)
+        # Draws without a density are left out of the first estimate; a later q that has any is refused.
+        self.pool.add(batch.only(batch.finite()))
+
+    def _draws_for(self, local: Local, tolerance: float) -> tuple[int, bool]:
+        """Draws of the next batch, more where noise rules; and whether they are for a verdict, the end being near."""
+        gain, _ = local.model.remaining_gain()
+        noise = local.model.noise_gain()
+        if not np.isfinite(gain):
+            return self.size, False
+        if noise > max(_NOISE_SHARE * tolerance, 0.5 * gain):
+            self.size = int(_GROWTH * self.size)
+        elif noise <= _NOISE_SHARE * tolerance and gain <= 10 * tolerance:
+            # Two standard errors of a verdict, sqrt(tr(A^-2) / 2) variance / draws, within half the tolerance.
+            spread = np.sqrt(np.sum(local.model.values**-2) / 2)
+            wanted = 4 * local.residual_variance * spread / tolerance
+            wanted = max(wanted, 1 / tolerance, _LEAST_VERDICT, 8 * self.q.num_params, self.size)
+            return int(min(wanted, self.method.max_draws)), True
+        self.size = min(self.size, self.method.max_draws)
+        return self.size, False
+
+    def _rounding(self, value: float) -> float:
+        """What rounding may do to an ELBO: where the posterior lies in the family there is no other noise."""
+        return 100 * float(np.finfo(self.q.params.dtype).eps) * max(abs(value), 1.0)
+
+    # -- estimates ----------------------------------------------------------------------------------------------------
+
+    def _estimate(self, q: MeanField) -> Local:
+        view = self.pool.view(q)
+        for _ in range(_PATIENCE):
+            if view.effective_size >= _LEAST_ROWS * self.q.num_params + _FEW_ROWS:
+                break
+            self.pool.add(self._draw(q, self.unit))
+            view = self.pool.view(q)
+        rows, curvature = slice(None), NO_CURVATURE
+        if len(view.weights) > self.most_rows:
+            # More draws than the products can be fitted on: fit these on a part, and the scores on all, with the
+            # products' part taken from the response.
+            rows = np.linspace(0, len(view.weights) - 1, self.most_rows).astype(int)
+        part = view.scores[rows], view.ratios[rows], view.weights[rows]
+        found = fit_pairs(*part, self.layout, products=self.products)
+        if self.products:
+            curvature = believed_curvature(found, *part, self.layout)
+        if len(view.weights) > self.most_rows:
+            response = view.ratios - _pair_part(view.scores, curvature)
+            found = fit_pairs(view.scores, response, view.weights, self.layout, products=False)
+        return Local(
+            float(found.value),
+            float(found.value_se),
+            DenseModel.make(found.linear, found.covariance(), curvature.pairs),
+            curvature,
+            float(found.residual_variance),
+            bool(found.complete),
+            view.effective_size,
+        )
+
+    def _certify(self, batch: Batch, rare: Batch | None, curvature: Curvature) -> tuple[float, float, float, float]:
+        """ELBO and remaining gain of q, each with its standard error, from draws that no estimate has seen.
+
+        Products of scores have mean zero and no covariance with the scores, so that any fixed multiple of them may be
+        taken from the response: what the draws before say of them, as a control variate.
+        """
+        fresh = Pool(self._look, 2 * _PRODUCT_ROWS, 2)
+        fresh.add(batch)
+        if rare is not None:
+            fresh.add(rare)
+        view = fresh.view(batch.q, 0.0)
+        response = view.ratios - _pair_part(view.scores, curvature)
+        found = fit_pairs(view.scores, response, view.weights, self.layout, products=False)
+        gain, gain_se = DenseModel.make(found.linear, found.covariance(), curvature.pairs).remaining_gain()
+        return float(found.value), float(found.value_se), max(gain, 0.0), gain_se
+
+    def _draw_rare(self, q: MeanField, size: int) -> Batch | None:
+        """Draws of q with its discrete factors flattened: a value that q finds rare may cost many nats a draw."""
+        if not program.can_widen(q):
+            return None
+        batch = self._draw(program.widen(q), size)
+        return batch.only(batch.finite())
+
+    def _draw(self, q: MeanField, size: int) -> Batch:
+        parts = []
+        for _ in range(-(-size // self.unit)):
+            parts.append(program.evaluate(self.target, q, self.key, np.asarray(self.calls, np.uint32), self.unit))
+            self.calls += 1
+        x = tuple(np.concatenate([np.asarray(part[0][g]) for part in parts]) for g in range(len(parts[0][0])))
+        log_p = np.concatenate([np.asarray(part[1], np.float64) for part in parts])
+        self.counts = self.counts.plus(log_density=len(log_p))
+        return Batch(q, x, log_p, *self._look(q, x))
+
+    def _look(self, q: MeanField, x) -> tuple[np.ndarray, np.ndarray]:
+        size = len(x[0])
+        log_q, scores = [], []
+        for first in range(0, size, _ROWS):
+            rows = [part[first : first + _ROWS] for part in x]
+            short = _ROWS - len(rows[0])
+            padded = tuple(np.concatenate([part, np.repeat(part[-1:], short, 0)]) for part in rows)
+            found = program.look(q, padded)
+            log_q.append(np.asarray(found[0], np.float64)[: _ROWS - short])
+            scores.append(np.asarray(found[1], np.float64)[: _ROWS - short])
+        return np.concatenate(log_q), np.concatenate(scores)
+
+    # -- what is left behind ------------------------------------------------------------------------------------------
+
+    def _record(self, local: Local, size: int, accepted: bool) -> None:
+        gain, gain_se = (self.gain, self.gain_se) if accepted else (np.inf, np.inf)
+        self.rows.append(
+            {
+                "elbo": local.value,
+                "elbo_se": local.value_se,
+                "remaining_gain": gain,
+                "remaining_gain_se": gain_se,
+                "log_density": self.counts.log_density,
+                "seconds": time.perf_counter() - self.clock.began - self.clock.compile,
+                "num_draws": size,
+                "radius": self.trust.radius,
+                "accepted": accepted,
+                "curvature_weight": local.curvature.believed,
+            }
+        )
+        self.display.note(len(self.rows), local.value, local.value_se, gain, self.counts, self.trust.radius)
+
+    def _unfinished(self, tolerance: float) -> Outcome:
+        if not np.isfinite(self.gain):
+            return Outcome.NOT_A_MAXIMUM
+        return Outcome.NOISE_LIMIT if self.gain <= max(tolerance, 2 * self.gain_se) else Outcome.MAX_STEPS
+
+    def final_elbo(self) -> tuple[float, float]:
+        """ELBO and its standard error from the last batch that was drawn for a verdict: no further calls."""
+        return self.elbo, self.elbo_se
+
+    def error_copies(self) -> None:
+        return None
+
+    def history(self) -> History:
+        names = History.__dataclass_fields__
+        return History(**{name: np.array([row[name] for row in self.rows]) for name in names})
+
+
+def _pair_part(scores, curvature: Curvature):
+    """What the products explain of the response."""
+    return 0.0 if curvature.control is None else pair_part(scores, curvature.control)

@@ -31,7 +31,7 @@ def spike_and_slab(inclusion=0.5, slab=1.0) -> Target:
         from sklearn.datasets import load_diabetes
     except ImportError as error:
         raise ImportError(f"the diabetes data need scikit-learn ({error}): pip install scikit-learn") from error
-    features, outcome = load_diabetes(return_X_y=True)
+    features, outcome = (np.asarray(part) for part in load_diabetes(return_X_y=True))
     features = (features - features.mean(0)) / features.std(0)
     outcome = (outcome - outcome.mean()) / outcome.std()
     noise = 0.5

@@ -1,8 +1,15 @@
 import gc
+import os
 from pathlib import Path
 
-import jax
-import pytest
+# One thread a process, before anything starts one: the processes of pytest-xdist share the cores, and batched solves
+# of XLA that wait for each other's threads can come to a standstill on two of them.
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false"
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(_name, "1")
+
+import jax  # noqa: E402
+import pytest  # noqa: E402
 
 jax.config.update("jax_enable_x64", True)
 

@@ -242,6 +242,8 @@ def check(row, found):
         assert np.isfinite(found.elbo) and found.remaining_gain + 2 * found.remaining_gain_se <= 0.05
     if found.outcome in (Outcome.NOT_A_MAXIMUM, Outcome.NON_FINITE):
         assert not np.isfinite(found.remaining_gain)
+    # Trouble has a name.
+    assert found.converged or found.suspects
     if row.sd is not None and (row.reached or found.converged):
         assert gap(row, found.q) < 0.1
     if row.elbo is not None and found.converged:

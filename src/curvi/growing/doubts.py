@@ -37,7 +37,7 @@ def smoothness(
     `noise` must be plain, not matched to moments, and `look` what was seen on it at `params`.
     """
     if not np.all(np.isfinite(look.log_p)):
-        return Doubt(Outcome.NON_FINITE, _where_not_finite(noise, look))
+        return Doubt(Outcome.NON_FINITE, where_not_finite(noise, look))
     if not objective.target.minibatched and objective.normal:
         z = score_disagreement(noise.values, look.log_p, look.grad, params)
         if np.max(np.abs(z)) > _LARGEST_Z:
@@ -56,10 +56,10 @@ def smoothness(
     return None
 
 
-def _where_not_finite(noise: FixedNoise, look: Look) -> np.ndarray:
+def where_not_finite(noise: FixedNoise, look: Look) -> np.ndarray:
     """A weight per parameter: how well the noise of its factor tells the draws apart at which ln p is not finite."""
     bad = ~np.isfinite(look.log_p)
-    if bad.all() or look.grad.size != 2 * noise.values.shape[1]:
+    if bad.all() or not bad.any() or look.grad.size != 2 * noise.values.shape[1]:
         return ~np.isfinite(look.grad) * 1.0
     apart = [np.abs(e[bad].mean(0) - e[~bad].mean(0)) for e in (noise.values, np.abs(noise.values))]
     return np.repeat(np.maximum(*apart), 2)

@@ -89,6 +89,7 @@ class GrowingRun:
         self.errors: list[np.ndarray] = []  # copies of the error of the parameters that the finite draws leave
         self.last_draws = 0
         self.look: Look  # at the current q, on the noise of the last climb
+        self.last_noise: FixedNoise
         self.check: tuple[np.ndarray, FixedNoise, Look] | None = None
         self.found_start = self.kicked = False
         self.round = (min(method.first_draws, self.objective.capacity), 0)  # draws and index
@@ -113,9 +114,14 @@ class GrowingRun:
         try:
             self.objective.compile(self.params)
             self.clock.compiled()
-            return self._rounds(limit + self.taken, tolerance)
+            outcome = self._rounds(limit + self.taken, tolerance)
         except KeyboardInterrupt:
             return Outcome.INTERRUPTED
+        if outcome is not Outcome.CONVERGED and not self.suspects:
+            # Nothing more telling: where draws are not finite, or what the gradient still pulls at.
+            pulls = np.abs(self.look.grad * self.look.spreads)
+            self._suspect(pulls if self.look.finite else doubts.where_not_finite(self.last_noise, self.look))
+        return outcome
 
     def _rounds(self, limit: int, tolerance: float) -> Outcome:
         objective, capacity = self.objective, self.objective.capacity
@@ -166,7 +172,7 @@ class GrowingRun:
         cut, self.cut = self.cut, None
         steps = climb(self.objective, noise, self.params, self.radius, gain_tolerance)
         step = first = next(steps)
-        self.look, self.last_draws = first.look, noise.num_draws
+        self.look, self.last_noise, self.last_draws = first.look, noise, noise.num_draws
         before = first.look.value if cut is None else cut.value
         # A climb that was over is so for the tolerance that it had.
         over = cut is not None and cut.end is not None and cut.gain_tolerance == gain_tolerance

@@ -141,10 +141,13 @@ def _level_words(places, level: float, bottom: float, words: str) -> str:
 
 
 def _spread(low: float, high: float, log: bool) -> tuple[float, float]:
-    """The ends with some room around."""
+    """The ends with some room around: enough for the labels of an axis to differ in their first digits."""
     if log:
         return low / 1.5, max(high, low * 10) * 1.5
-    room = 0.06 * (high - low) or max(abs(high), 1.0) * 0.05
+    if high == low:
+        room = 0.05 * max(abs(high), 1.0)
+    else:
+        room = max(0.06 * (high - low), 1e-3 * max(abs(high), 1.0) - (high - low))
     return low - room, high + room
 
 

@@ -21,6 +21,7 @@ _NEXT = {
     Outcome.NON_FINITE: "look for divisions, logarithms and overflow in the log density; give latents their supports",
     Outcome.PRECISION: "use float64: jax.config.update('jax_enable_x64', True) before anything else",
     Outcome.DISAGREEMENT: "pass order=0 to Target: the method then uses values alone",
+    Outcome.MODEL_FAILED: "the error names the draw; mend the function there, and start anew from family=fit.q",
     Outcome.INTERRUPTED: "curvi.fit(target, start=fit) goes on from here as if nothing had happened",
 }
 

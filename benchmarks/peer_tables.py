@@ -333,6 +333,9 @@ def draw(races) -> None:
         for line in race:
             if line["label"] == OURS and line["gap"] is not None:
                 start = line["setting"]["start"]
+                if start == "warm":
+                    points = [(s, max(g, 1e-4)) for s, _, g in line["track"] if g is not None]
+                    axis.plot(*zip(*points), color="black", linewidth=1.3, label="curvi, its steps")
                 seconds = line["compile_seconds"] + line["run_seconds"]
                 marker, fill = ("*", "black") if start == "warm" else ("*", "white")
                 axis.plot(

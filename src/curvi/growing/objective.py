@@ -49,6 +49,7 @@ class Look:
     log_p: np.ndarray  # of each draw
     entropy: float
     fisher: list[np.ndarray]  # blocks (n, k, k) a group of factors
+    excess_grad: np.ndarray | float = 0.0  # in ln sigma, of what the control variate took off
 
     @property
     def spreads(self) -> np.ndarray:
@@ -65,7 +66,7 @@ class Objective:
     """ELBO, gradient and products at any parameters on any noise, by one compiled program; counts its calls."""
 
     def __init__(self, target: AbstractTarget, q: MeanField, key, capacity: int):
-        self.target, self.layout, self.key, self.capacity = target, q.layout, key, capacity
+        self.target, self.capacity = target, capacity
         self.dimension, self.num_params = q.num_factors, q.num_params
         self.dtype = np.dtype(q.params.dtype)
         # Words of the key seed the host's generators: every operation of JAX outside the program would cost a
@@ -133,27 +134,27 @@ class Objective:
         )
         log_p = values.reshape(-1)[: noise.num_draws].astype(np.float64)
         part_grads = part_sums[: noise.num_parts].astype(np.float64) * (noise.num_parts / noise.num_chunks) + slope
-        value, grad = log_p.mean() + float(entropy), part_grads.mean(0)
+        value, grad, excess_grad = log_p.mean() + float(entropy), part_grads.mean(0), 0.0
         if noise.excess is not None:
             sigma = np.exp(params[1::2])
-            pulled = sigma * (noise.excess @ sigma)
-            value -= pulled.sum() / 2
-            grad[1::2] -= pulled
+            excess_grad = sigma * (noise.excess @ sigma)
+            value -= excess_grad.sum() / 2
+            grad[1::2] -= excess_grad
         blocks = [np.asarray(block, np.float64) for block in fisher]
-        return Look(float(value), grad, part_grads, log_p, float(entropy), blocks)
+        return Look(float(value), grad, part_grads, log_p, float(entropy), blocks, excess_grad)
 
     def product(self, params: np.ndarray, noise: FixedNoise, look: Look, direction: np.ndarray) -> np.ndarray:
         """The Hessian times `direction`, where `look` was taken."""
         if self.target.order == 1:
-            step = _DIFFERENCE / np.max(np.abs(direction / look.spreads)) * direction
-            ahead, behind = (self(params + side * step, noise).grad for side in (1, -1))
-            return (ahead - behind) * (np.max(np.abs(direction / look.spreads)) / (2 * _DIFFERENCE))
+            share = _DIFFERENCE / np.max(np.abs(direction / look.spreads))
+            ahead, behind = (self(params + side * share * direction, noise).grad for side in (1, -1))
+            return (ahead - behind) / (2 * share)
         sums = self._sweep(params, noise, direction)
         product, (_, _, bend) = jax.device_get((sums.product, sums.entropy))
         product = product.astype(np.float64) / noise.num_chunks + bend
         if noise.excess is not None:
             sigma, along = np.exp(params[1::2]), direction[1::2]
-            product[1::2] -= sigma * (noise.excess @ (sigma * along)) + along * sigma * (noise.excess @ sigma)
+            product[1::2] -= sigma * (noise.excess @ (sigma * along)) + along * look.excess_grad
         return product
 
     def corrected_part_grads(self, params: np.ndarray, noise: FixedNoise, look: Look) -> np.ndarray:

@@ -1,7 +1,6 @@
 """The host's side of plate regression: draws of the global latents, rows in closed form, steps and their verdict."""
 
 import dataclasses
-import time
 
 import jax
 import numpy as np
@@ -14,12 +13,13 @@ from curvi.estimate.pairs import believed_curvature, fit_pairs, slope_map
 from curvi.estimate.regression import pair_layout
 from curvi.factored import FactoredTarget, check_rows, num_values
 from curvi.family import MeanField
-from curvi.ledger import CallCounts, History
+from curvi.ledger import CallCounts
 from curvi.methods import plate_regression as program
 from curvi.methods.plate_regression import PlateRegression
 from curvi.methods.pooled_regression import move
 from curvi.outcome import Outcome
 from curvi.progress import Progress
+from curvi.recorded import RecordedRun
 
 _UNIT = 16  # draws of one compiled call
 _NUM_ERRORS = 2.0
@@ -80,12 +80,13 @@ class Local:
     log_rows: dict[str, np.ndarray]
 
 
-class PlateRun:
+class PlateRun(RecordedRun):
     """Runs `PlateRegression` until a fresh batch says that little is left to gain."""
 
     def __init__(
         self, method: PlateRegression, target: FactoredTarget, q: MeanField, key, clock: Clock, display: Progress
     ):
+        super().__init__()
         self.method, self.target, self.clock, self.display, self.key = method, target, clock, display, key
         self.whole = q
         self.globals = _global_part(target, q)
@@ -96,12 +97,7 @@ class PlateRun:
         self.values = sum(num_values(latent)[1] for latent in target.latents if latent.name in local)
         self.trust = TrustRadius()
         self.counts = CallCounts()
-        self.gain, self.gain_se = float("inf"), float("inf")
-        self.elbo, self.elbo_se = float("nan"), float("inf")
-        self.start_elbos = None
-        self.suspects: tuple[str, ...] = ()
         self.batches = 0
-        self.rows: list[dict] = []
         self.log_rows: dict[str, np.ndarray] | None = None
 
     def until(self, limit: int, tolerance: float) -> Outcome:
@@ -141,7 +137,7 @@ class PlateRun:
             else:
                 rejected += 1
                 local = self._estimate(self._tabulate(self.globals, self.size))
-            self._record(local, accept)
+            self.record(local.value, local.value_se, self.size, local.believed, accept)
             enough = self.size >= min(_LEAST_VERDICT, self.method.max_draws)
             if accept and enough and self.gain + _NUM_ERRORS * self.gain_se <= tolerance:
                 return Outcome.CONVERGED
@@ -216,24 +212,6 @@ class PlateRun:
         self.counts = self.counts.plus(log_density=size * self.values)
         return Table(scores.astype(np.float64), rest.astype(np.float64) - log_q, rows)
 
-    def _record(self, local: Local, accepted: bool) -> None:
-        gain, gain_se = (self.gain, self.gain_se) if accepted else (np.inf, np.inf)
-        self.rows.append(
-            {
-                "elbo": local.value,
-                "elbo_se": local.value_se,
-                "remaining_gain": gain,
-                "remaining_gain_se": gain_se,
-                "log_density": self.counts.log_density,
-                "seconds": time.perf_counter() - self.clock.began - self.clock.compile,
-                "num_draws": self.size,
-                "radius": self.trust.radius,
-                "accepted": accepted,
-                "curvature_weight": local.believed,
-            }
-        )
-        self.display.note(len(self.rows), local.value, local.value_se, gain, self.counts, self.trust.radius)
-
     @property
     def q(self) -> MeanField:
         """The q of all latents."""
@@ -243,15 +221,6 @@ class PlateRun:
         for name, log_q in (self.log_rows or {}).items():
             params[places[name]] = (log_q[:, 1:] - log_q[:, :1]).reshape(-1)
         return self.whole.replace(jax.numpy.asarray(params))
-
-    def final_elbo(self) -> tuple[float, float]:
-        return self.elbo, self.elbo_se
-
-    def error_copies(self) -> None:
-        return None
-
-    def history(self) -> History:
-        return History(**{name: np.array([row[name] for row in self.rows]) for name in History.__dataclass_fields__})
 
 
 class _Globals:

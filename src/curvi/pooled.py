@@ -1,7 +1,6 @@
 """The host's side of pooled regression: batches of draws, the step that they suggest, the verdict of the next batch."""
 
 import dataclasses
-import time
 
 import numpy as np
 
@@ -13,11 +12,12 @@ from curvi.estimate.pairs import NO_CURVATURE, Curvature, believed_curvature, fi
 from curvi.estimate.pool import Batch, Pool
 from curvi.estimate.regression import pair_layout
 from curvi.family import MeanField
-from curvi.ledger import CallCounts, History
+from curvi.ledger import CallCounts
 from curvi.methods import pooled_regression as program
 from curvi.methods.pooled_regression import PooledRegression
 from curvi.outcome import Outcome
 from curvi.progress import Progress
+from curvi.recorded import RecordedRun
 from curvi.start import find_start
 from curvi.target import AbstractTarget
 
@@ -51,12 +51,13 @@ class Local:
     effective_size: float
 
 
-class PooledRun:
+class PooledRun(RecordedRun):
     """Runs `PooledRegression` until a fresh batch says that little is left to gain."""
 
     def __init__(
         self, method: PooledRegression, target: AbstractTarget, q: MeanField, key, clock: Clock, display: Progress
     ):
+        super().__init__()
         self.method, self.target, self.clock, self.display, self.key = method, target, clock, display, key
         self.q = q
         self.layout = pair_layout(q)
@@ -69,13 +70,8 @@ class PooledRun:
         self.pool = Pool(self._look, _PRODUCT_ROWS, _MOST_BATCHES)
         self.trust = TrustRadius(_FIRST_RADIUS)
         self.counts = CallCounts()
-        self.gain, self.gain_se = float("inf"), float("inf")
-        self.elbo, self.elbo_se = float("nan"), float("inf")
-        self.start_elbos = None
-        self.suspects: tuple[str, ...] = ()
         self.failure: BlackBoxError | None = None
         self.calls = 0
-        self.rows: list[dict] = []
         self.path: list[tuple[int, np.ndarray]] = []  # calls spent before each q was known, and that q
 
     # -- the plan -----------------------------------------------------------------------------------------------------
@@ -106,7 +102,7 @@ class PooledRun:
             rare = self._draw_rare(candidate, size // 3) if verdict else None
             if not np.all(batch.finite()):
                 rejected += 1
-                self._record(local, size, False)
+                self.record(local.value, local.value_se, size, local.curvature.believed, False)
                 self.trust.retreat(divergence)
                 if rejected >= _PATIENCE:
                     return Outcome.NON_FINITE
@@ -128,7 +124,7 @@ class PooledRun:
             else:
                 # What the batch taught stays: its draws are in the pool.
                 local, rejected = self._estimate(self.q), rejected + 1
-            self._record(local, size, accept)
+            self.record(local.value, local.value_se, size, local.curvature.believed, accept)
             if accept and verdict and local.model.definite and self.gain + _NUM_ERRORS * self.gain_se <= tolerance:
                 return Outcome.CONVERGED
             if rejected >= _PATIENCE:
@@ -248,39 +244,10 @@ class PooledRun:
 
     # -- what is left behind ------------------------------------------------------------------------------------------
 
-    def _record(self, local: Local, size: int, accepted: bool) -> None:
-        gain, gain_se = (self.gain, self.gain_se) if accepted else (np.inf, np.inf)
-        self.rows.append(
-            {
-                "elbo": local.value,
-                "elbo_se": local.value_se,
-                "remaining_gain": gain,
-                "remaining_gain_se": gain_se,
-                "log_density": self.counts.log_density,
-                "seconds": time.perf_counter() - self.clock.began - self.clock.compile,
-                "num_draws": size,
-                "radius": self.trust.radius,
-                "accepted": accepted,
-                "curvature_weight": local.curvature.believed,
-            }
-        )
-        self.display.note(len(self.rows), local.value, local.value_se, gain, self.counts, self.trust.radius)
-
     def _unfinished(self, tolerance: float) -> Outcome:
         if not np.isfinite(self.gain):
             return Outcome.NOT_A_MAXIMUM
         return Outcome.NOISE_LIMIT if self.gain <= max(tolerance, 2 * self.gain_se) else Outcome.MAX_STEPS
-
-    def final_elbo(self) -> tuple[float, float]:
-        """ELBO and its standard error from the last batch that was drawn for a verdict: no further calls."""
-        return self.elbo, self.elbo_se
-
-    def error_copies(self) -> None:
-        return None
-
-    def history(self) -> History:
-        names = History.__dataclass_fields__
-        return History(**{name: np.array([row[name] for row in self.rows]) for name in names})
 
 
 def _pair_part(scores, curvature: Curvature):

@@ -2,11 +2,11 @@ import gc
 import os
 from pathlib import Path
 
-# One thread a process, before anything starts one: the processes of pytest-xdist share the cores, and batched solves
-# of XLA that wait for each other's threads can come to a standstill on two of them.
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false"
-for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-    os.environ.setdefault(_name, "1")
+# One thread a process, before anything starts one. The processes of pytest-xdist share the cores; and jaxlib's batched
+# LAPACK calls wait on a thread of the pool for tasks of the same pool, so that as many calls at a time as there are
+# threads come to a standstill. With one thread jaxlib does not split a batch. NPROC is the size of XLA's pool.
+for _name in ("NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ[_name] = "1"
 
 import jax  # noqa: E402
 import pytest  # noqa: E402

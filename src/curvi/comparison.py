@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from curvi.ledger import mean_and_error
+from curvi.over_draws import over_draws
 from curvi.results import Fit
 from curvi.target import AbstractTarget
 
@@ -102,6 +103,6 @@ def _log_ratios(target: AbstractTarget, q, keys, size: int):
     def chunk(key):
         tiny = np.finfo(q.params.dtype).eps
         u = jax.random.uniform(key, (_CHUNK, size), q.params.dtype, minval=tiny / 2, maxval=1 - tiny)
-        return jax.vmap(one)(u)
+        return over_draws(target, _CHUNK)(one)(u)
 
     return jax.lax.map(chunk, keys).reshape(-1)

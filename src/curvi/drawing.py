@@ -9,6 +9,7 @@ import numpy as np
 
 from curvi.diagnostics.psis import KHAT_DRAWS, smooth_weights
 from curvi.family import MeanField
+from curvi.over_draws import map_draws, over_draws
 from curvi.target import AbstractTarget
 
 FINAL_DRAWS = 4096  # behind the ELBO of a fit
@@ -29,7 +30,7 @@ def to_outputs(target, q, draws):
         theta, _ = q.to_model(x)
         return theta if target.outputs is None else {**theta, **target.outputs(theta)}
 
-    return jax.vmap(one)(draws)
+    return over_draws(target.outputs, len(jax.tree.leaves(draws)[0]))(one)(draws)
 
 
 def log_ratios(target: AbstractTarget, q: MeanField, key, num_draws: int) -> jax.Array:
@@ -73,7 +74,7 @@ def _log_ratio_chunks(target, q, keys):
         theta, log_det = q.to_model(x)
         return density(theta) + log_det - q.log_prob(x)
 
-    return jax.lax.map(jax.vmap(one), keys).reshape(-1)
+    return jax.lax.map(over_draws(target, _CHUNK)(one), keys).reshape(-1)
 
 
 def densities(target, q, keys):
@@ -93,7 +94,7 @@ def _densities(target, q, keys):
         theta, log_det = q.to_model(x)
         return density(theta), q.log_prob(x) - log_det
 
-    return jax.lax.map(one, keys, batch_size=_CHUNK)
+    return map_draws(target, one, keys, _CHUNK)
 
 
 def resample(

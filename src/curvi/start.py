@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from curvi.family import MeanField
+from curvi.over_draws import over_draws
 from curvi.target import AbstractTarget
 
 _DRAWS = 8
@@ -23,7 +24,8 @@ def _log_densities(target: AbstractTarget, q: MeanField, candidates, keys):
         theta, log_det = moved.to_model(moved.sample(key))
         return density(theta) + log_det
 
-    return jax.vmap(lambda params: jax.vmap(lambda key: one(params, key))(keys))(candidates)
+    each = over_draws(target, len(candidates) * len(keys))
+    return each(lambda params: each(lambda key: one(params, key))(keys))(candidates)
 
 
 def find_start(target: AbstractTarget, q: MeanField, key) -> tuple[MeanField, int]:

@@ -7,12 +7,20 @@ import jax.numpy as jnp
 import jax.scipy.linalg as jsl
 from jaxtyping import Array
 
+from curvi.over_draws import over_matrices
+
 # A GPU may round float32 factors to ten bits (TF32) unless asked not to, which ruins a solve and hides it.
 matmul = partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
 
 # Factors have one to a handful of parameters. For up to four the elimination is written out over the batch:
 # LAPACK called once per 2 x 2 block costs a hundred times more than the arithmetic.
 _UNROLL = 4
+
+
+def _lapack(function, *arrays):
+    """`function` of one matrix, and one vector, applied to a batch of them."""
+    n, k, _ = arrays[0].shape
+    return over_matrices(k**3, n)(function)(*arrays)
 
 
 def dense_group(block):
@@ -27,7 +35,7 @@ def cholesky_small(a):
     """The lower Cholesky factors; non-finite where a matrix is not positive definite."""
     k = a.shape[-1]
     if k > _UNROLL:
-        return jnp.linalg.cholesky(a)
+        return _lapack(jnp.linalg.cholesky, a)
     rows: list[list[Array]] = [[jnp.zeros(a.shape[:-2], a.dtype)] * k for _ in range(k)]
     for i in range(k):
         for j in range(i + 1):
@@ -40,7 +48,7 @@ def forward(lower, v):
     """L^-1 v."""
     k = lower.shape[-1]
     if k > _UNROLL:
-        return jsl.solve_triangular(lower, v[..., None], lower=True)[..., 0]
+        return _lapack(lambda one, b: jsl.solve_triangular(one, b, lower=True), lower, v)
     x = []
     for i in range(k):
         rest = sum((lower[..., i, m] * x[m] for m in range(i)), jnp.zeros((), v.dtype))
@@ -52,7 +60,7 @@ def backward(lower, v):
     """L^-T v."""
     k = lower.shape[-1]
     if k > _UNROLL:
-        return jsl.solve_triangular(lower, v[..., None], lower=True, trans=1)[..., 0]
+        return _lapack(lambda one, b: jsl.solve_triangular(one, b, lower=True, trans=1), lower, v)
     x: list = [None] * k
     for i in reversed(range(k)):
         rest = sum((lower[..., m, i] * x[m] for m in range(i + 1, k)), jnp.zeros((), v.dtype))
@@ -72,4 +80,4 @@ def solve_small(a, v):
         det = size * (p * s - q * a[..., 1, 0] / size)
         x0, x1 = s * v[..., 0] - q * v[..., 1], p * v[..., 1] - (a[..., 1, 0] / size) * v[..., 0]
         return jnp.stack([x0 / det, x1 / det], -1)
-    return jnp.linalg.solve(a, v[..., None])[..., 0]
+    return _lapack(jnp.linalg.solve, a, v)

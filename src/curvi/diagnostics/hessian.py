@@ -15,6 +15,7 @@ from curvi.curvature import MatrixFree
 from curvi.estimate.design import matched_noise
 from curvi.estimate.pathwise import path_log_density
 from curvi.family import MeanField
+from curvi.over_draws import map_draws, over_draws
 from curvi.solve import CG, SolveOutcome
 from curvi.target import AbstractTarget
 
@@ -100,11 +101,11 @@ class _Product(eqx.Module):
     def __call__(self, v):
         def chunk(total, part):
             values, key = part
-            density = self.target.batch(key)
+            density, each = self.target.batch(key), over_draws(self.target, len(values))
 
             def mean(params):
                 moved = self.q.replace(params)
-                return jax.vmap(lambda e: path_log_density(density, moved, e))(values).mean()
+                return each(lambda e: path_log_density(density, moved, e))(values).mean()
 
             return total + jax.jvp(jax.grad(mean), (self.q.params,), (v,))[1] / self.noise.shape[0], None
 
@@ -118,7 +119,7 @@ class _Product(eqx.Module):
 @eqx.filter_jit
 def _dense(product: _Product):
     """Hessian of the ELBO, one column at a time."""
-    columns = jax.lax.map(product, jnp.eye(product.q.num_params, dtype=product.q.params.dtype), batch_size=8)
+    columns = map_draws(product.target, product, jnp.eye(product.q.num_params, dtype=product.q.params.dtype), 8)
     return (columns + columns.T) / 2 + product.q.entropy_hessian().dense()
 
 

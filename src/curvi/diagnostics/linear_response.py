@@ -20,6 +20,7 @@ from jax.flatten_util import ravel_pytree
 
 from curvi.diagnostics.hessian import WhitenedHessian
 from curvi.family import MeanField
+from curvi.over_draws import over_draws
 from curvi.target import AbstractTarget
 
 
@@ -88,7 +89,7 @@ def _means_of(target, q: MeanField, noise, names):
         everything = theta if target.outputs is None else {**theta, **target.outputs(theta)}
         return everything if names is None else {name: everything[name] for name in names}
 
-    return jax.tree.map(lambda leaf: leaf.mean(0), jax.vmap(one)(noise))
+    return jax.tree.map(lambda leaf: leaf.mean(0), over_draws(target.outputs, len(noise))(one)(noise))
 
 
 @eqx.filter_jit

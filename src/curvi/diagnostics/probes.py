@@ -14,6 +14,7 @@ from jax.flatten_util import ravel_pytree
 from numpyro.distributions import biject_to
 
 from curvi import support as supports
+from curvi.over_draws import over_draws
 from curvi.target import AbstractTarget
 
 _REACH = 3.0  # how far each latent is moved, alone, in unconstrained units: three sds of the start of q
@@ -79,7 +80,7 @@ def evaluate(density, key):
     near = flat + _OFFSET * jax.random.normal(key, (2, flat.size), flat.dtype)
     points = jnp.concatenate([flat[None], near, moved.reshape(-1, flat.size)])
     values = jax.lax.map(lambda point: density(unravel(point)), points)
-    batched = jax.vmap(lambda point: density(unravel(point)))(near)
+    batched = over_draws(density, len(near))(lambda point: density(unravel(point)))(near)
     by_name = dict(zip(density.names, values[3:].reshape(len(sides), -1).T))
     return values[0], by_name, values[1:3], batched, density.outputs(density.start)
 

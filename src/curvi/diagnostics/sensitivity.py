@@ -18,6 +18,7 @@ import numpy as np
 
 from curvi.diagnostics.hessian import WhitenedHessian
 from curvi.diagnostics.linear_response import labels_of, mean_shift
+from curvi.over_draws import map_draws, over_draws
 
 if TYPE_CHECKING:
     from curvi.results import Fit
@@ -98,12 +99,14 @@ def sensitivity(fit: "Fit", perturbation, at=0.0) -> Sensitivity:
 def _pulls(perturbation, q, noise, t):
     """d/dt grad_Gamma E_q[perturbation(theta, t)], one row an entry of t."""
 
+    each = over_draws(perturbation, 8 * len(noise))
+
     def gradient(t):
         def mean(params):
             moved = q.replace(params)
-            return jax.vmap(lambda e: perturbation(moved.to_model(moved.from_normal(e))[0], t))(noise).mean()
+            return each(lambda e: perturbation(moved.to_model(moved.from_normal(e))[0], t))(noise).mean()
 
         return jax.grad(mean)(q.params)
 
     directions = jnp.eye(t.size, dtype=t.dtype).reshape(t.size, *t.shape)
-    return jax.lax.map(lambda along: jax.jvp(gradient, (t,), (along,))[1], directions, batch_size=8)
+    return map_draws(perturbation, lambda along: jax.jvp(gradient, (t,), (along,))[1], directions, 8)

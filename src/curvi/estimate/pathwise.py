@@ -16,6 +16,7 @@ from curvi.estimate.draws import Antithetic, Draws
 from curvi.estimate.local import Counts, LocalModel, num_groups, variance_of_mean
 from curvi.estimate.score import check_num_draws
 from curvi.family import MeanField
+from curvi.over_draws import over_draws
 from curvi.target import AbstractTarget
 
 
@@ -49,11 +50,12 @@ class Pathwise(eqx.Module):
         groups = num_groups(self.num_draws // self.draws.unit(q, self.num_draws))
         noise = noise.reshape(groups, -1, noise.shape[-1])
         keys = jax.random.split(key_batch, groups)
+        each = over_draws(target, self.num_draws)
 
         def group_values(params, group_noise, key_group):
             density = target.batch(key_group)
             moved = q.replace(params)
-            return jax.vmap(lambda e: path_log_density(density, moved, e))(group_noise)
+            return each(lambda e: path_log_density(density, moved, e))(group_noise)
 
         def group_value_and_grad(group_noise, key_group):
             def mean(params):
@@ -62,7 +64,7 @@ class Pathwise(eqx.Module):
 
             return jax.grad(mean, has_aux=True)(q.params)
 
-        group_grads, log_p = jax.vmap(group_value_and_grad)(noise, keys)
+        group_grads, log_p = each(group_value_and_grad)(noise, keys)
         log_q = jax.vmap(jax.vmap(lambda e: q.log_prob(q.from_normal(e))))(noise)
         entropy_blocks = q.entropy_hessian()
         curvature = MatrixFree(_PathwiseProduct(target, q, noise, keys), q.num_params, 1.0, entropy_blocks)
@@ -90,13 +92,15 @@ class _PathwiseProduct(eqx.Module):
     keys: jax.Array
 
     def __call__(self, v):
+        each = over_draws(self.target, self.noise.shape[0] * self.noise.shape[1])
+
         def mean(params):
             moved = self.q.replace(params)
 
             def group(group_noise, key):
                 density = self.target.batch(key)
-                return jax.vmap(lambda e: path_log_density(density, moved, e))(group_noise)
+                return each(lambda e: path_log_density(density, moved, e))(group_noise)
 
-            return jax.vmap(group)(self.noise, self.keys).mean()
+            return each(group)(self.noise, self.keys).mean()
 
         return jax.jvp(jax.grad(mean), (self.q.params,), (v,))[1]

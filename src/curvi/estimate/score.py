@@ -20,6 +20,7 @@ from curvi.estimate.draws import Draws, Independent
 from curvi.estimate.local import Counts, LocalModel, num_groups, variance_of_mean
 from curvi.family import MeanField
 from curvi.family.mean_field import Draw
+from curvi.over_draws import over_draws
 from curvi.target import AbstractTarget
 
 _BATCHES = 8  # minibatches per estimate: enough to see batch noise in a standard error
@@ -54,7 +55,7 @@ def draw_sample(target: AbstractTarget, q: MeanField, key, num_draws: int, draws
             theta, log_det = q.to_model(draw)
             return density(theta) + log_det
 
-        return jax.vmap(one)(part)
+        return over_draws(target, num_draws)(one)(part)
 
     if batches == 1:
         log_p = log_density(x, key_batch)

@@ -23,6 +23,7 @@ from curvi.estimate.draws import Antithetic, Draws
 from curvi.estimate.local import Counts, LocalModel, num_groups, variance_of_mean
 from curvi.estimate.score import check_num_draws
 from curvi.family import MeanField
+from curvi.over_draws import over_draws
 from curvi.target import AbstractTarget
 
 
@@ -50,12 +51,14 @@ class Stein(eqx.Module):
         groups = num_groups(self.num_draws // unit)
         noise = self.draws.noise(q, key_noise, self.num_draws)
 
+        each = over_draws(target, self.num_draws)
+
         def group(group_noise, key_group):
             density = target.batch(key_group)
-            return jax.vmap(lambda e: _one_draw(density, q, e))(group_noise)
+            return each(lambda e: _one_draw(density, q, e))(group_noise)
 
         parts = noise.reshape(groups, -1, noise.shape[-1])
-        found = jax.vmap(group)(parts, jax.random.split(key_batch, groups))
+        found = each(group)(parts, jax.random.split(key_batch, groups))
         ratios, v, scores, blocks = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), found)
         centred = _left_out(v, unit)
         fisher = q.fisher()

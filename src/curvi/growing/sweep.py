@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from curvi.family import MeanField
+from curvi.over_draws import over_draws
 from curvi.target import AbstractTarget, MinibatchTarget
 
 CHUNK = 32  # draws of one vectorised pass
@@ -87,7 +88,7 @@ def sweep(target: AbstractTarget, q: MeanField, buffer: Buffer, point: Point, nu
             theta, log_det = q.to_model(x)
             return density(theta) + log_det
 
-        value, grad, moved, bent = jax.vmap(lambda e: draw(log_p, e))(buffer.noise[index])
+        value, grad, moved, bent = over_draws(target, CHUNK)(lambda e: draw(log_p, e))(buffer.noise[index])
         return (
             values.at[index].set(value),
             part_grads.at[buffer.part[index]].add(grad.mean(0)),

@@ -3,7 +3,6 @@
 from typing import Any, ClassVar
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
@@ -14,6 +13,7 @@ from curvi.estimate.pathwise import path_log_density
 from curvi.estimate.score import check_num_draws
 from curvi.family import MeanField
 from curvi.methods.base import Method, Record, as_counts
+from curvi.over_draws import over_draws
 
 
 class LBFGSState(eqx.Module):
@@ -58,11 +58,11 @@ class LBFGS(Method):
 
     def step(self, target, state, key):
         optimiser = self._optimiser()
-        density = target.batch(state.key)
+        density, each = target.batch(state.key), over_draws(target, self.num_draws)
 
         def neg_elbo(params):
             q = state.q.replace(params)
-            return -jax.vmap(lambda e: path_log_density(density, q, e))(state.noise).mean() - q.entropy()
+            return -each(lambda e: path_log_density(density, q, e))(state.noise).mean() - q.entropy()
 
         value, gradient = optax.value_and_grad_from_state(neg_elbo)(state.q.params, state=state.optimiser)
         updates, inner = optimiser.update(

@@ -15,6 +15,7 @@ import numpy as np
 
 from curvi.family import Factor, MeanField
 from curvi.methods.base import AnyMethod
+from curvi.over_draws import over_draws
 from curvi.target import AbstractTarget
 
 
@@ -60,7 +61,7 @@ def draw(target: AbstractTarget, q: MeanField, key, index, size: int):
         theta, log_det = q.to_model(x)
         return x, target.batch(key_rows)(theta) + log_det
 
-    return jax.vmap(one)(jax.random.split(jax.random.fold_in(key, index), size))
+    return over_draws(target, size)(one)(jax.random.split(jax.random.fold_in(key, index), size))
 
 
 @eqx.filter_jit

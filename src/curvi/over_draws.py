@@ -1,0 +1,63 @@
+"""A function of one draw applied to many: all at once, or one after the other where that could come to a standstill.
+
+jaxlib splits a large enough batch of LAPACK calls into tasks of XLA's thread pool, and waits for them on a thread of
+the same pool. Where as many such calls run at a time as the pool has threads, all wait for ever: on two processors the
+derivatives of a single Cholesky factorisation are enough. One draw at a time there is no batch to split, and the
+matrices are so large that LAPACK, not the loop, takes the time.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+
+import jax
+from jax.extend.core import ClosedJaxpr, Jaxpr
+
+# Floating-point operations from which on jaxlib splits a batch; with one thread it never does.
+_SPLIT = 200_000
+# Primitives that LAPACK computes on a CPU, with a bound on their operations in units of size^3.
+_LAPACK = {"cholesky": 1, "triangular_solve": 1, "lu": 1, "qr": 4, "geqrf": 4, "householder_product": 4}
+_LAPACK |= {"eigh": 30, "tridiagonal": 30, "hessenberg": 30, "eig": 60, "schur": 60, "svd": 60}
+
+
+def over_draws(target, num_draws: int) -> Callable:
+    """`jax.vmap`, or a loop in its place on a CPU if jaxlib would split `num_draws` LAPACK calls of `target`.
+
+    `target` is any pytree that holds the traced functions.
+    """
+    return over_matrices(_largest_call(target), num_draws)
+
+
+def over_matrices(num_operations: int, count: int) -> Callable:
+    """The same for `count` LAPACK calls of that many operations each."""
+    return _one_by_one if jax.default_backend() == "cpu" and num_operations * count >= _SPLIT else jax.vmap
+
+
+def map_draws(target, function, draws, batch_size: int):
+    """`function` of each draw, `batch_size` at a time."""
+    at_once = over_draws(target, batch_size) is jax.vmap
+    return jax.lax.map(function, draws, batch_size=batch_size if at_once else None)
+
+
+def _one_by_one(function):
+    return lambda *args: jax.lax.map(lambda one: function(*one), args)
+
+
+def _largest_call(target) -> int:
+    """A bound on the operations of the largest LAPACK call of a target's traced functions; 0 if there is none."""
+    traced = jax.tree.leaves(target, is_leaf=lambda node: hasattr(node, "jaxpr"))
+    rows = getattr(target, "num_rows", 1)
+    return rows * max((max(_calls(node.jaxpr), default=0) for node in traced if hasattr(node, "jaxpr")), default=0)
+
+
+def _calls(jaxpr: Jaxpr | ClosedJaxpr) -> Iterator[int]:
+    for eqn in (jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr).eqns:
+        if eqn.primitive.name in _LAPACK:
+            shapes = [v.aval.shape for v in eqn.invars if len(v.aval.shape) >= 2]
+            yield _LAPACK[eqn.primitive.name] * max((math.prod(s) * max(s[-2:]) for s in shapes), default=0)
+        for param in jax.tree.leaves(eqn.params, is_leaf=_is_jaxpr):
+            if _is_jaxpr(param):
+                yield from _calls(param)
+
+
+def _is_jaxpr(node) -> bool:
+    return isinstance(node, Jaxpr | ClosedJaxpr)

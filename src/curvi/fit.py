@@ -4,6 +4,7 @@ import equinox as eqx
 import jax
 
 from curvi.clock import Clock
+from curvi.estimate.hybrid import num_staying_params
 from curvi.factored import FactoredTarget
 from curvi.family import MeanField
 from curvi.growing import GrowingRun
@@ -18,6 +19,7 @@ from curvi.stepwise import StepwiseRun
 from curvi.target import AbstractTarget, MinibatchTarget, check_scale
 
 _MOST_REGRESSED = 512
+_MOST_WEIGHED = 24  # parameters of discrete latents beyond which the noise of the score's curvature is too large
 
 
 def fit(
@@ -43,8 +45,9 @@ def fit(
     family
         Where to start and with which factors; `MeanField(target)` by default.
     method
-        One of `curvi.methods`; by default Newton on growing draws for differentiable targets, regression on pooled
-        draws elsewhere (Scheme I beyond 512 variational parameters).
+        One of `curvi.methods`; by default Newton on growing draws for differentiable targets, with scores in the place
+        of derivatives for the discrete latents of mixed ones if they are few; regression on pooled draws elsewhere
+        (Scheme I beyond 512 variational parameters).
     num_steps
         Most steps; the method's own default if None.
     tolerance
@@ -121,10 +124,17 @@ def fit(
 def _default_method(target: AbstractTarget, q: MeanField) -> AnyMethod:
     if isinstance(target, FactoredTarget):
         return PlateRegression()
-    if target.order >= 1 and q.reparameterised:
-        return GrowingDraws()
     # Least squares on all scores needs more draws than parameters, and time like the cube of their number.
-    return PooledRegression() if q.num_params <= _MOST_REGRESSED else SchemeI()
+    few = q.num_params <= _MOST_REGRESSED
+    if target.order >= 1 and _differentiable(q) and (num_staying_params(q) <= _MOST_WEIGHED or not few):
+        return GrowingDraws()
+    return PooledRegression() if few else SchemeI()
+
+
+def _differentiable(q: MeanField) -> bool:
+    """Whether derivatives of the model help: some factors are reparameterised, and all others discrete."""
+    kinds = [(q.layout.factors[slot.group].reparameterised, slot.latent.discrete) for slot in q.layout.slots]
+    return any(smooth for smooth, _ in kinds) and all(smooth or discrete for smooth, discrete in kinds)
 
 
 def _check_target(target) -> None:

@@ -122,7 +122,9 @@ class Fit:
             return {}
         moved = [mean_shift(self.target, self.q, jnp.asarray(copy)) for copy in self.error_copies]
         sd = self.sd()
-        return {name: np.sqrt(np.mean([np.square(m[name]) for m in moved], 0)) / sd[name] for name in moved[0]}
+        errors = {name: np.sqrt(np.mean([np.square(m[name]) for m in moved], 0)) for name in moved[0]}
+        # A discrete latent that is certain has no sd, and no error.
+        return {name: np.divide(e, sd[name], out=np.zeros_like(e), where=sd[name] > 0) for name, e in errors.items()}
 
     # -- what the curvature tells -------------------------------------------------------------------------------------
 

@@ -242,6 +242,28 @@ def test_entropy(row):
     assert_zero_mean(-of["at_draws"]["log_prob"] - of["entropy"])
 
 
+@pytest.mark.parametrize("row", [row for row in ROWS if row.factor.has_kl], ids=lambda row: row.name)
+def test_kl(row):
+    log_prob = evaluate(row.name, row.factor)["at_nodes"]["log_prob"]
+    other = row.params + 0.05 * jnp.cos(jnp.arange(row.params.size)).reshape(row.params.shape)
+    divergence, elsewhere = quick_jit(
+        lambda p, x: (row.factor.kl(row.params, p), jax.vmap(row.factor.log_prob, (None, 0))(p, x))
+    )(other, row.nodes)
+    assert np.all(divergence > 0)
+    # Both are minus infinity only where a node has no weight.
+    with np.errstate(invalid="ignore"):
+        assert_expectation(row, log_prob - np.asarray(elsewhere), divergence)
+
+
+@pytest.mark.parametrize("name", ["Bernoulli", "Categorical"])
+def test_floored_factors_have_no_rare_value(name):
+    row = BY_NAME[name]
+    floored = row.factor.floored(50 * row.params, 0.01)
+    probability = np.exp(jax.vmap(row.factor.log_prob, (None, 0))(floored, row.nodes))
+    assert 0.009 < probability.min() < 0.011
+    np.testing.assert_allclose(row.factor.floored(floored, 0.001), floored, rtol=1e-12)
+
+
 @rows
 def test_gradient_of_the_entropy(row):
     """Against finite differences, and against the identity grad H = -E[s ln q]."""

@@ -175,7 +175,7 @@ def test_the_corrected_elbo_of_a_gaussian_is_exact_on_any_noise(order):
     rng = np.random.default_rng(3)
     params, direction = rng.normal(size=2 * size) / 4, rng.normal(size=2 * size)
     objective.expand(params)
-    noise_used = objective.noise((9,), 64, match=False)
+    noise_used = objective.noise(params, (9,), 64, match=False)
     look = objective(params, noise_used)
 
     def elbo(p):
@@ -192,7 +192,7 @@ def test_the_corrected_elbo_of_a_gaussian_is_exact_on_any_noise(order):
     assert np.allclose(objective.product(params, noise_used, look, direction), product, rtol=1e-9, atol=accuracy)
     # Without the correction, 16 pairs a half are far off.
     objective.expansion = None
-    assert abs(objective(params, objective.noise((9,), 64, match=False)).value - elbo(params)) > 0.1
+    assert abs(objective(params, objective.noise(params, (9,), 64, match=False)).value - elbo(params)) > 0.1
 
 
 def test_a_gaussian_is_solved_with_fewer_pairs_than_dimensions():

@@ -19,6 +19,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from curvi.diagnostics.hessian import WhitenedHessian
+from curvi.estimate.hybrid import follow, noise_columns, staying_log_prob
 from curvi.family import MeanField
 from curvi.over_draws import over_draws
 from curvi.target import AbstractTarget
@@ -61,7 +62,7 @@ def linear_response(target: AbstractTarget, q: MeanField, key, names=None) -> Co
     The Hessian is dense: P parameters take P products and O(P^3) operations.
     """
     curved = WhitenedHessian(target, q, key)
-    example = jax.eval_shape(lambda: _means_of(target, q, jnp.zeros((1, q.num_factors), q.params.dtype), None))
+    example = jax.eval_shape(lambda: _means_of(target, q, jnp.zeros((1, q.num_factors), q.params.dtype), None, q))
     chosen = tuple(example) if names is None else tuple([names] if isinstance(names, str) else names)
     if unknown := sorted(set(chosen) - set(example)):
         raise ValueError(f"no latent or output named {', '.join(unknown)}; there are {', '.join(example)}")
@@ -81,13 +82,16 @@ def sample_covariance(draws: dict, names=None) -> Covariance:
     return Covariance(np.atleast_2d(np.cov(flat.T)), labels_of(shapes), shapes, 0.0)
 
 
-def _means_of(target, q: MeanField, noise, names):
-    """E_q of latents and outputs on the noise."""
+def _means_of(target, q: MeanField, noise, names, before: MeanField):
+    """E_q of latents and outputs on the noise; draws that do not follow q are those of `before`, with weights."""
 
     def one(e):
-        theta, _ = q.to_model(q.from_normal(e))
+        x = follow(q, before, e)
+        theta, _ = q.to_model(x)
         everything = theta if target.outputs is None else {**theta, **target.outputs(theta)}
-        return everything if names is None else {name: everything[name] for name in names}
+        weight = jnp.exp(staying_log_prob(q, x) - staying_log_prob(before, x))
+        chosen = everything if names is None else {name: everything[name] for name in names}
+        return {name: weight * value for name, value in chosen.items()}
 
     return jax.tree.map(lambda leaf: leaf.mean(0), over_draws(target.outputs, len(noise))(one)(noise))
 
@@ -96,14 +100,14 @@ def _means_of(target, q: MeanField, noise, names):
 def mean_shift(target, q, step, noise=None):
     """How a small step of the parameters moves the means of latents and outputs."""
     if noise is None:
-        noise = jax.random.normal(jax.random.key(0), (256, q.num_factors), q.params.dtype)
-    return jax.jvp(lambda params: _means_of(target, q.replace(params), noise, None), (q.params,), (step,))[1]
+        noise = jax.random.normal(jax.random.key(0), (256, len(noise_columns(q))), q.params.dtype)
+    return jax.jvp(lambda params: _means_of(target, q.replace(params), noise, None, q), (q.params,), (step,))[1]
 
 
 @eqx.filter_jit
 def _jacobian(target, q, noise, names):
     def flat(params):
-        means = _means_of(target, q.replace(params), noise, names)
+        means = _means_of(target, q.replace(params), noise, names, q)
         # In the order asked for: JAX sorts the keys of dicts.
         return ravel_pytree([means[name] for name in names])[0]
 

@@ -19,26 +19,38 @@ from scipy.stats import qmc
 from curvi.estimate.draws import SOBOL_DIMENSIONS
 
 
-def matched_noise(rng, num_draws: int, dimension: int, num_scrambles: int = 2, match: bool = True) -> np.ndarray:
+def matched_noise(
+    rng, num_draws: int, dimension: int, num_scrambles: int = 2, match: bool | np.ndarray = True
+) -> np.ndarray:
     """Standard normal noise (num_draws, dimension), float64, made of `num_scrambles` independent parts of equal size.
+
+    `match` says which columns are matched in their moments.
 
     `rng` is a numpy generator: the noise is made on the host, once a round, and handed to a compiled program.
     """
     size, odd = divmod(num_draws, 2 * num_scrambles)
     if odd or not size:
         raise ValueError(f"num_draws must be a multiple of {2 * num_scrambles}; got {num_draws}")
-    return np.concatenate([_part(rng, size, dimension, match) for _ in range(num_scrambles)])
+    columns = np.broadcast_to(match, dimension)
+    return np.concatenate([_part(rng, size, dimension, columns) for _ in range(num_scrambles)])
 
 
-def _part(rng, num_pairs: int, dimension: int, match: bool) -> np.ndarray:
+def _part(rng, num_pairs: int, dimension: int, columns: np.ndarray) -> np.ndarray:
     half = _normal_points(rng, num_pairs, dimension)
-    if match and num_pairs >= dimension:
-        # Whitening by the Cholesky factor of the Gram matrix: half' half / pairs becomes the identity.
-        lower = np.linalg.cholesky(half.T @ half / num_pairs + 1e-14 * np.eye(dimension))
-        half = np.linalg.solve(lower, half.T).T
-    elif match:
-        half = half / np.sqrt(np.mean(half**2, 0))
+    if columns.all():
+        half = _match(half)
+    elif columns.any():
+        half[:, columns] = _match(half[:, columns])
     return np.stack([half, -half], 1).reshape(-1, dimension)
+
+
+def _match(half: np.ndarray) -> np.ndarray:
+    num_pairs, dimension = half.shape
+    if num_pairs < dimension:
+        return half / np.sqrt(np.mean(half**2, 0))
+    # Whitening by the Cholesky factor of the Gram matrix: half' half / pairs becomes the identity.
+    lower = np.linalg.cholesky(half.T @ half / num_pairs + 1e-14 * np.eye(dimension))
+    return np.linalg.solve(lower, half.T).T
 
 
 def _normal_points(rng, num_points: int, dimension: int) -> np.ndarray:

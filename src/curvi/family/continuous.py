@@ -108,6 +108,9 @@ class LogNormal(Factor):
     def entropy(self, params):
         return params[..., 0] + params[..., 1] + 0.5 * _LOG_2PI_E
 
+    def kl(self, params, other):
+        return Normal().kl(params, other)  # the same of any function of both
+
     fisher = staticmethod(_normal_fisher)
     natural = staticmethod(_normal_natural)
     from_natural = staticmethod(_normal_from_natural)
@@ -138,6 +141,7 @@ class StudentT(Factor):
 
     num_params = 3
     real_line = True
+    has_kl = False
 
     def resolve(self, support, shape):
         return self if not supports.is_discrete(support) else None

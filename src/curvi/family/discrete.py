@@ -50,12 +50,25 @@ class Bernoulli(Factor):
         p = jax.nn.sigmoid(logit)
         return -p * jax.nn.log_sigmoid(logit) - (1 - p) * jax.nn.log_sigmoid(-logit)
 
+    def kl(self, params, other):
+        logit, before = params[..., 0], other[..., 0]
+        p = jax.nn.sigmoid(logit)
+        ahead = jax.nn.log_sigmoid(logit) - jax.nn.log_sigmoid(before)
+        return p * ahead + (1 - p) * (jax.nn.log_sigmoid(-logit) - jax.nn.log_sigmoid(-before))
+
     def fisher(self, params):
         p = jax.nn.sigmoid(params)
         return (p * jax.nn.sigmoid(-params))[..., None]
 
     def widened(self, params):
         return params / 2
+
+    def farthest(self, dtype):
+        return -_least_log_probability(dtype)
+
+    def floored(self, params, least):
+        farthest = np.log(1 / least - 1)
+        return jnp.clip(params, -farthest, farthest)
 
     def from_natural(self, natural):
         least = _least_log_probability(natural.dtype)
@@ -111,6 +124,10 @@ class Categorical(Factor):
         log_p = jax.nn.log_softmax(self._logits(params), -1)
         return -(jnp.exp(log_p) * log_p).sum(-1)
 
+    def kl(self, params, other):
+        log_p, before = (jax.nn.log_softmax(self._logits(logits), -1) for logits in (params, other))
+        return (jnp.exp(log_p) * (log_p - before)).sum(-1)
+
     def fisher(self, params):
         p = jax.nn.softmax(self._logits(params), -1)[..., 1:]
         return jax.vmap(jnp.diag)(p) - p[..., :, None] * p[..., None, :]
@@ -118,9 +135,17 @@ class Categorical(Factor):
     def widened(self, params):
         return params / 2
 
+    def farthest(self, dtype):
+        return -_least_log_probability(dtype)
+
+    def floored(self, params, least):
+        return self._at_least(params, np.log(least))
+
     def from_natural(self, natural):
-        log_p = jax.nn.log_softmax(self._logits(natural), -1)
-        log_p = jnp.maximum(log_p, _least_log_probability(natural.dtype))
+        return self._at_least(natural, _least_log_probability(natural.dtype))
+
+    def _at_least(self, params, log_least):
+        log_p = jnp.maximum(jax.nn.log_softmax(self._logits(params), -1), log_least)
         return log_p[..., 1:] - log_p[..., :1]
 
     def start(self, value):
@@ -174,6 +199,10 @@ class Poisson(Factor):
         small = log_rate < _LOG_SWITCH
         summed = _poisson_entropy_sum(jnp.where(small, log_rate, _LOG_SWITCH))
         return jnp.where(small, summed, _poisson_entropy_series(jnp.where(small, _LOG_SWITCH, log_rate)))
+
+    def kl(self, params, other):
+        rate, before = jnp.exp(params[..., 0]), jnp.exp(other[..., 0])
+        return rate * (params[..., 0] - other[..., 0]) - rate + before
 
     def fisher(self, params):
         return jnp.exp(params)[..., None]

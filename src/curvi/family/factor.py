@@ -12,8 +12,9 @@ from abc import ABC, abstractmethod
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
-from numpyro.distributions import Distribution
+from numpyro.distributions import Distribution, kl_divergence
 
 from curvi.support import describe
 
@@ -70,6 +71,23 @@ class Factor(ABC):
     @abstractmethod
     def fisher(self, params: Float[Array, "n k"]) -> Float[Array, "n k k"]:
         """Fisher information of each factor in its unconstrained parameters, F = E[s s'] = -E[D]."""
+
+    @property
+    def has_kl(self) -> bool:
+        """Whether `kl` has a closed form."""
+        return True
+
+    def kl(self, params: Float[Array, "n k"], other: Float[Array, "n k"]) -> Float[Array, " n"]:
+        """KL(q || q_other) of each factor."""
+        return kl_divergence(self.distribution(params), self.distribution(other))
+
+    def farthest(self, dtype) -> float:
+        """How far from zero parameters may be; beyond, nothing would change."""
+        return np.inf
+
+    def floored(self, params: Float[Array, "n k"], least: float) -> Float[Array, "n k"]:
+        """A factor whose values all have about this probability at least; where values are finitely many."""
+        return params
 
     @abstractmethod
     def start(self, value: Float[Array, "n ..."]) -> Float[Array, "n k"]:

@@ -45,7 +45,7 @@ def remaining_gain(objective: Objective, params: np.ndarray, stream: tuple[int, 
     least = CHUNK if objective.expansion is not None else max(CHUNK, 2 * objective.dimension)
     least = max(least, objective.epoch)
     num_parts = next((parts for parts in (8, 4) if num_draws >= parts * least), 2)
-    noise = objective.noise(stream, num_draws, num_parts)
+    noise = objective.noise(params, stream, num_draws, num_parts)
     look = objective(params, noise)
     grads = objective.corrected_part_grads(params, noise, look)
     signal = solve(objective, params, noise, look, look.grad)

@@ -42,7 +42,7 @@ def smoothness(
         z = score_disagreement(noise.values, look.log_p, look.grad, params)
         if np.max(np.abs(z)) > _LARGEST_Z:
             # Among hundreds of heavy-tailed terms one may stand out by chance, but not twice in the same place.
-            again_noise = objective.noise((stream, 2), noise.num_draws, match=False)
+            again_noise = objective.noise(params, (stream, 2), noise.num_draws, match=False)
             again = score_disagreement(
                 again_noise.values, (second := objective(params, again_noise)).log_p, second.grad, params
             )
@@ -86,7 +86,7 @@ def random_vector(objective: Objective, stream: int) -> np.ndarray:
 
 def _secant(objective: Objective, params: np.ndarray, stream: int) -> tuple[np.ndarray, np.ndarray]:
     """Change of the gradient over steps of `_SECANT` sds: how far from the Hessian product, and how large."""
-    noise = objective.noise((stream, 1), min(objective.capacity, _SECANT_DRAWS), match=False)
+    noise = objective.noise(params, (stream, 1), min(objective.capacity, _SECANT_DRAWS), match=False)
     look = objective(params, noise)
     scale = look.spreads
     along = np.sign(random_vector(objective, stream)) * scale  # every parameter by as much

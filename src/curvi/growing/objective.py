@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from curvi.estimate.design import matched_noise
+from curvi.estimate.hybrid import farthest, noise_columns, num_staying_params
 from curvi.family import MeanField
 from curvi.family.continuous import Normal
 from curvi.growing.expansion import Excess, Expansion
@@ -40,6 +41,27 @@ class FixedNoise:
 
 
 @dataclasses.dataclass(frozen=True)
+class Weighted:
+    """A self-normalised mean N / D of weighted draws: what its second derivatives need."""
+
+    mean: float  # N / D
+    total: float  # D
+    slope: np.ndarray  # gradient of D
+    grad: np.ndarray  # gradient of N / D
+    weights: np.ndarray
+
+    @property
+    def effective(self) -> float:
+        """Effective share of the draws."""
+        return float(self.total**2 / np.mean(self.weights**2))
+
+    def product(self, bent: np.ndarray, turned: np.ndarray, direction: np.ndarray) -> np.ndarray:
+        """The Hessian of N / D times `direction`, of those of N and D."""
+        across = self.slope * (self.grad @ direction) + self.grad * (self.slope @ direction)
+        return (bent - self.mean * turned - across) / self.total
+
+
+@dataclasses.dataclass(frozen=True)
 class Look:
     """The ELBO on fixed noise at one point: value and gradient."""
 
@@ -50,6 +72,20 @@ class Look:
     entropy: float
     fisher: list[np.ndarray]  # blocks (n, k, k) a group of factors
     excess_grad: np.ndarray | float = 0.0  # in ln sigma, of what the control variate took off
+    weighted: Weighted | None = None  # for a hybrid q
+
+    @property
+    def effective(self) -> float:
+        """Effective share of the draws: 1 unless they are weighted."""
+        return 1.0 if self.weighted is None else self.weighted.effective
+
+    def part_means(self, num_parts: int) -> np.ndarray:
+        """Means of ln p over parts of the draws."""
+        log_p = self.log_p.reshape(num_parts, -1)
+        if self.weighted is None:
+            return log_p.mean(1)
+        weights = self.weighted.weights.reshape(num_parts, -1)
+        return (weights * log_p).sum(1) / weights.sum(1)
 
     @property
     def spreads(self) -> np.ndarray:
@@ -67,7 +103,10 @@ class Objective:
 
     def __init__(self, target: AbstractTarget, q: MeanField, key, capacity: int):
         self.target, self.capacity = target, capacity
-        self.dimension, self.num_params = q.num_factors, q.num_params
+        self.matched = noise_columns(q)
+        self.num_rare = num_staying_params(q)
+        self._farthest = farthest(q)
+        self.dimension, self.num_params = len(self.matched), q.num_params
         self.dtype = np.dtype(q.params.dtype)
         # Words of the key seed the host's generators: every operation of JAX outside the program would cost a
         # compilation.
@@ -86,24 +125,29 @@ class Objective:
     def generator(self, *stream: int) -> np.random.Generator:
         return np.random.default_rng([*self.words, *stream])
 
-    def noise(self, stream: tuple[int, ...], num_draws: int, num_parts: int = 2, match: bool = True) -> FixedNoise:
+    def noise(
+        self, before: np.ndarray, stream: tuple[int, ...], num_draws: int, num_parts: int = 2, match: bool = True
+    ) -> FixedNoise:
         """Fresh noise of `num_draws` draws; the same stream gives the same noise.
+
+        Factors that are not reparameterised are drawn at the parameters `before`.
 
         Where chunks see batches of their own, each chunk has noise of its own, so that the moments of a batch's draws
         match, too, and no noise is left of a model whose rows are quadratic.
         """
         rng = self.generator(*stream)
         independent = num_draws // CHUNK if self.epoch else num_parts
-        values = matched_noise(rng, num_draws, self.dimension, independent, match)
-        return self._fixed(values, min(num_parts, MOST_PARTS), rng)
+        values = matched_noise(rng, num_draws, self.dimension, independent, match & self.matched)
+        return self._fixed(before, values, min(num_parts, MOST_PARTS), rng)
 
-    def _fixed(self, values: np.ndarray, num_parts: int, rng, expansion=True) -> FixedNoise:
+    def _fixed(self, before: np.ndarray, values: np.ndarray, num_parts: int, rng, expansion=True) -> FixedNoise:
         size, num_chunks = self._size, -(-len(values) // CHUNK)
         buffer = np.zeros((size * CHUNK, self.dimension), self.dtype)
         buffer[: len(values)] = values
         part = np.minimum(np.arange(size) * num_parts // max(num_chunks, 1), num_parts - 1).astype(np.int32)
         rows = self._rows_of_chunks(part[:num_chunks], rng)
-        device = jax.device_put(Buffer(buffer.reshape(size, CHUNK, -1), part, np.int32(num_chunks), rows))
+        draws = buffer.reshape(size, CHUNK, -1)
+        device = jax.device_put(Buffer(draws, part, np.int32(num_chunks), rows, before.astype(self.dtype)))
         excess = self.expansion.excess(values) if self.expansion is not None and expansion else None
         return FixedNoise(values, num_parts, device, excess)
 
@@ -129,19 +173,25 @@ class Objective:
     def __call__(self, params: np.ndarray, noise: FixedNoise) -> Look:
         """Value and gradient at `params`."""
         sums = self._sweep(params, noise)
-        values, part_sums, (entropy, slope, _), fisher = jax.device_get(
-            (sums.values, sums.part_grads, sums.entropy, sums.fisher)
+        values, part_sums, weights, (entropy, slope, _), fisher = jax.device_get(
+            (sums.values, sums.part_grads, sums.weights, sums.entropy, sums.fisher)
         )
         log_p = values.reshape(-1)[: noise.num_draws].astype(np.float64)
-        part_grads = part_sums[: noise.num_parts].astype(np.float64) * (noise.num_parts / noise.num_chunks) + slope
-        value, grad, excess_grad = log_p.mean() + float(entropy), part_grads.mean(0), 0.0
+        part_grads = part_sums[: noise.num_parts].astype(np.float64) * (noise.num_parts / noise.num_chunks)
+        weighted = None
+        if weights is None:
+            value, grad = log_p.mean(), part_grads.mean(0)
+        else:
+            part_grads, weighted = _self_normalised(noise, log_p, part_grads, weights)
+            value, grad = weighted.mean, weighted.grad
+        value, grad, part_grads, excess_grad = value + float(entropy), grad + slope, part_grads + slope, 0.0
         if noise.excess is not None:
             sigma = np.exp(params[1::2])
             excess_grad = sigma * (noise.excess @ sigma)
             value -= excess_grad.sum() / 2
             grad[1::2] -= excess_grad
         blocks = [np.asarray(block, np.float64) for block in fisher]
-        return Look(float(value), grad, part_grads, log_p, float(entropy), blocks, excess_grad)
+        return Look(float(value), grad, part_grads, log_p, float(entropy), blocks, excess_grad, weighted)
 
     def product(self, params: np.ndarray, noise: FixedNoise, look: Look, direction: np.ndarray) -> np.ndarray:
         """The Hessian times `direction`, where `look` was taken."""
@@ -150,12 +200,20 @@ class Objective:
             ahead, behind = (self(params + side * share * direction, noise).grad for side in (1, -1))
             return (ahead - behind) / (2 * share)
         sums = self._sweep(params, noise, direction)
-        product, (_, _, bend) = jax.device_get((sums.product, sums.entropy))
-        product = product.astype(np.float64) / noise.num_chunks + bend
+        product, weights, (_, _, bend) = jax.device_get((sums.product, sums.weights, sums.entropy))
+        product = product.astype(np.float64) / noise.num_chunks
+        if look.weighted is not None:
+            turned = weights.product.astype(np.float64) / noise.num_chunks
+            product = look.weighted.product(product, turned, direction)
+        product = product + bend
         if noise.excess is not None:
             sigma, along = np.exp(params[1::2]), direction[1::2]
             product[1::2] -= sigma * (noise.excess @ (sigma * along)) + along * look.excess_grad
         return product
+
+    def admit(self, params: np.ndarray) -> np.ndarray:
+        """The nearest parameters within bounds: logits may not run away where a value is all but certain."""
+        return np.clip(params, -self._farthest, self._farthest)
 
     def corrected_part_grads(self, params: np.ndarray, noise: FixedNoise, look: Look) -> np.ndarray:
         """Gradients of the parts, each less its own excess."""
@@ -178,7 +236,7 @@ class Objective:
         """Rows of the Hessian at the mean: one draw a row, along its coordinate."""
         along = np.zeros((len(rows), self.dimension))
         along[np.arange(len(rows)), rows] = 1.0 if self.target.order > 1 else sigma[rows]
-        noise = self._fixed(along, 1, self.generator(), expansion=False)
+        noise = self._fixed(params, along, 1, self.generator(), expansion=False)
 
         def kept(shift):
             found = self._sweep(params, noise, spread=0.0, shift=shift).kept
@@ -191,7 +249,7 @@ class Objective:
 
     def compile(self, params: np.ndarray) -> None:
         """A sweep over no draws at all compiles the program and does nothing else."""
-        nothing = self._fixed(np.zeros((0, self.dimension)), 2, self.generator(), expansion=False)
+        nothing = self._fixed(params, np.zeros((0, self.dimension)), 2, self.generator(), expansion=False)
         jax.block_until_ready(self._sweep(params, nothing))
 
     def _sweep(self, params, noise: FixedNoise, direction=None, spread: float = 1.0, shift: float = 0.0):
@@ -202,6 +260,18 @@ class Objective:
         num_draws = noise.num_chunks * CHUNK
         self.counts = self.counts.plus(num_draws, num_draws, num_draws if self.target.order > 1 else 0)
         return run_sweep(self._structure, MOST_PARTS, self._num_kept, self._arrays, noise.buffer, point)
+
+
+def _self_normalised(noise: FixedNoise, log_p, part_grads, weights) -> tuple[np.ndarray, Weighted]:
+    """Gradients of the weighted mean of `log_p` on each part of the noise, and that mean on all of it."""
+    w = weights.values.reshape(-1)[: noise.num_draws].astype(np.float64)
+    part_slopes = weights.part_grads[: noise.num_parts].astype(np.float64) * (noise.num_parts / noise.num_chunks)
+    share, total = w.reshape(noise.num_parts, -1), w.mean()
+    means = (share * log_p.reshape(noise.num_parts, -1)).mean(1)[:, None] / share.mean(1)[:, None]
+    mean, slope = w @ log_p / w.sum(), part_slopes.mean(0)
+    grad = (part_grads.mean(0) - mean * slope) / total
+    of_parts = (part_grads - means * part_slopes) / share.mean(1)[:, None]
+    return of_parts, Weighted(float(mean), float(total), slope, grad, w)
 
 
 def epoch_draws(target: AbstractTarget) -> int:

@@ -35,6 +35,7 @@ _ENDLESS = 200  # a maximum is tens of steps away; hundreds without one in sight
 _FARTHEST = 0.25  # exponents of a q that ran away, as a share of the largest number's logarithm
 _LARGEST_ERROR = 1.0  # nats: an ELBO less certain than this, and a hundredth a dimension, is of no use
 _FIRST_RADIUS = 1.0  # nats
+_DRAWS_A_VALUE = 16  # of a discrete latent, so that each value shows
 _KICK = 0.1  # in sds of q
 _START_SPREAD = 2.0  # in unconstrained units, as NumPyro's init_to_uniform and Stan's random inits
 # Draws of the final check; fewer where dimension and with it the cost of a draw is likely to be large.
@@ -80,6 +81,7 @@ class GrowingRun:
         self.objective = Objective(target, q, key, method.buffer_draws(q.num_factors, self.all_rows))
         self.family = q
         self.params = np.asarray(q.params, np.float64)
+        self.before = self.params  # of the draws of the round
         self.radius = _FIRST_RADIUS
         self.taken = 0
         self.gain, self.gain_se = float("inf"), float("inf")
@@ -92,7 +94,8 @@ class GrowingRun:
         self.last_noise: FixedNoise
         self.check: tuple[np.ndarray, FixedNoise, Look] | None = None
         self.found_start = self.kicked = False
-        self.round = (min(method.first_draws, self.objective.capacity), 0)  # draws and index
+        first = max(method.first_draws, self.objective.num_rare * _DRAWS_A_VALUE)
+        self.round = (min(2 ** math.ceil(math.log2(first)), self.objective.capacity), 0)  # draws and index
         self.cut: _Cut | None = None
         self.paused_at = self._position(self.radius, None)
         if paused is not None:
@@ -117,7 +120,9 @@ class GrowingRun:
             outcome = self._rounds(limit + self.taken, tolerance)
         except KeyboardInterrupt:
             return Outcome.INTERRUPTED
-        if outcome is not Outcome.CONVERGED and not self.suspects:
+        if outcome is Outcome.CONVERGED:
+            self.suspects = ()
+        elif not self.suspects:
             # Nothing more telling: where draws are not finite, or what the gradient still pulls at.
             pulls = np.abs(self.look.grad * self.look.spreads)
             self._suspect(pulls if self.look.finite else doubts.where_not_finite(self.last_noise, self.look))
@@ -130,12 +135,14 @@ class GrowingRun:
             self._best_start(num_draws, tolerance, limit)
         while True:
             self.round = (num_draws, index)
+            if self.cut is None:
+                self.before = self.params
             rough = objective.expandable and objective.expansion is None
             if rough and objective.dimension <= CHUNK // 2:
                 # Far from the optimum as few draws as match the moments will do.
-                noise = objective.noise((_FOR_CLIMBING, index), CHUNK, num_parts=1)
+                noise = objective.noise(self.before, (_FOR_CLIMBING, index), CHUNK, num_parts=1)
             else:
-                noise = objective.noise((_FOR_CLIMBING, index), num_draws)
+                noise = objective.noise(self.before, (_FOR_CLIMBING, index), num_draws)
             climb_to = max(_ROUGH, tolerance) if rough else _CLIMB_SHARE * tolerance
             end, gained = self._climb(noise, climb_to, limit, resumable=True)
             self.gain = self.gain_se = float("inf")  # what was known is of another q
@@ -150,6 +157,9 @@ class GrowingRun:
                 objective.expand(self.params)
             if rough:
                 continue  # on draws that are corrected
+            if end is End.MOVED:
+                index += 1
+                continue
             bias = self._bias(noise)
             last = num_draws >= capacity or self.taken >= limit
             if bias.definite and (bias.nats <= _BIAS_SHARE * tolerance or last):
@@ -190,8 +200,7 @@ class GrowingRun:
         return end, step.look.value - before
 
     def _note(self, step: Step, noise: FixedNoise) -> None:
-        half = noise.num_draws // 2
-        error = abs(step.look.log_p[:half].mean() - step.look.log_p[half:].mean()) / 2
+        error = abs(np.diff(step.look.part_means(2))[0]) / 2
         self.rows.append(
             {
                 "elbo": step.look.value,
@@ -281,7 +290,7 @@ class GrowingRun:
                 num_draws = int(np.clip(4 * self.last_draws, _LEAST_CHECK_DRAWS, _MOST_CHECK_DRAWS))
             num_draws = min(num_draws, self.objective.capacity)
             parts = max(num_draws // (4 * CHUNK), 2)
-            noise = self.objective.noise((_FOR_CHECKING, self.taken), num_draws, parts, match=False)
+            noise = self.objective.noise(self.params, (_FOR_CHECKING, self.taken), num_draws, parts, match=False)
             self.check = (self.params, noise, self.objective(self.params, noise))
         return self.check[1:]
 
@@ -289,6 +298,8 @@ class GrowingRun:
         if end is None and (np.isfinite(self.gain) or self.taken < _ENDLESS):
             return Outcome.MAX_STEPS
         if not np.isfinite(self.gain):
+            if self.objective.num_rare:
+                return Outcome.NOISE_LIMIT  # what curves upwards may be the noise of the score's curvature
             return self._smoothness(doubts.SUSPECT_DISCREPANCY) or Outcome.NOT_A_MAXIMUM
         if end in (End.PRECISION, End.STUCK):
             return Outcome.PRECISION
@@ -305,7 +316,7 @@ class GrowingRun:
             return mean_and_error(log_ratios(self.target, self.q, self.key, FINAL_DRAWS))
         noise, look = self._check_look()
         parts = noise.values.reshape(noise.num_parts, -1, self.objective.dimension)
-        values = look.log_p.reshape(noise.num_parts, -1).mean(1)
+        values = look.part_means(noise.num_parts)
         if self.objective.expansion is not None:
             values = values - self.objective.expansion.part_excess(parts, np.exp(self.params[1::2]))[0]
         mean, error = mean_and_error(values)
@@ -333,19 +344,24 @@ class GrowingRun:
     def _best_start(self, num_draws: int, tolerance: float, limit: int) -> None:
         """Climb from several starts on the first round's draws, and go on from the best."""
         given, best, elbos = self.params, None, []
-        noise = self.objective.noise((_FOR_CLIMBING, 0), num_draws)
         for start in range(self.num_starts):
             rng = self.objective.generator(_FOR_STARTS, start)
             shift = np.zeros(given.shape) if start == 0 else _START_SPREAD * rng.standard_normal(given.shape)
-            # The spread of q stays: only means move, the even entries of each factor's pair.
-            shift[1::2] = 0.0
-            self.params, self.radius, self.taken = given + shift, 1.0, 0
+            self.params, self.radius, self.taken = given + shift * self._locations(), 1.0, 0
+            noise = self.objective.noise(self.params, (_FOR_CLIMBING, 0), num_draws)
             end, _ = self._climb(noise, _CLIMB_SHARE * tolerance, limit)
             elbos.append(-np.inf if end is End.BAD_START else self.look.value)
             if end is not End.BAD_START and (best is None or elbos[-1] > best[0]):
                 best = (elbos[-1], self.params, self.radius)
         self.start_elbos, self.taken = np.asarray(elbos), 0
         _, self.params, self.radius = best or (None, given, 1.0)
+
+    def _locations(self) -> np.ndarray:
+        """1 for parameters that random starts move: all but the spreads of factors that have one."""
+        factors = zip(self.family.layout.factors, self.family.layout.counts)
+        spread = [(f.real_line or f.reparameterised, f.num_params, n) for f, n in factors]
+        moves = [np.tile(np.arange(k) < (1 if has_spread else k), n) for has_spread, k, n in spread]
+        return np.concatenate(moves).astype(float)
 
     def _kick(self, look: Look) -> None:
         """A small random step off a saddle."""
@@ -361,6 +377,7 @@ class GrowingRun:
         none = np.zeros(0)
         return {
             "params": self.params,
+            "before": self.before,
             "hessian": none if expansion is None else expansion.hessian,
             "sigma": none if expansion is None else expansion.sigma,
             "radius": radius,
@@ -377,7 +394,7 @@ class GrowingRun:
     def unpack(self, paused: Paused) -> None:
         """Stand where a run stood when it was packed."""
         state = paused.state
-        self.params, self.radius = state["params"], float(state["radius"])
+        self.params, self.before, self.radius = state["params"], state["before"], float(state["radius"])
         if state["hessian"].size:
             self.objective.expansion = Expansion(state["hessian"], state["sigma"])
         self.round = tuple(int(number) for number in state["round"])

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from curvi.estimate.hybrid import drawn_from, exact_part, follow, staying_log_prob
 from curvi.family import MeanField
 from curvi.over_draws import over_draws
 from curvi.target import AbstractTarget, MinibatchTarget
@@ -28,6 +29,7 @@ class Buffer(eqx.Module):
     part: Int[Array, " M"]  # to which of the independent parts of the noise a chunk belongs
     num_chunks: Int[Array, ""]
     rows: Int[Array, "M B"]  # of the minibatch that a chunk sees; B = 0 where the target is not minibatched
+    before: Float[Array, " P"]  # where factors that are not reparameterised were drawn
 
 
 class Point(eqx.Module):
@@ -41,15 +43,28 @@ class Point(eqx.Module):
     shift: Float[Array, ""]
 
 
+class Weights(eqx.Module):
+    """Weights of the draws of q with factors that are not reparameterised: see `curvi.estimate.hybrid`."""
+
+    values: Float[Array, "M chunk"]
+    part_grads: Float[Array, "G P"]  # as those of ln p
+    product: Float[Array, " P"]
+
+
 class Sums(eqx.Module):
-    """What a sweep finds. Sums over chunks are of the means over their draws."""
+    """What a sweep finds. Sums over chunks are of the means over their draws.
+
+    For a hybrid q, ln p is less ln q of the factors that stay; gradient and product are those of ln p times the weight.
+    """
 
     values: Float[Array, "M chunk"]  # ln p of each draw
+    weights: Weights | None  # None where all factors are reparameterised
     part_grads: Float[Array, "G P"]  # gradient of ln p, summed over the chunks of each part
     product: Float[Array, " P"]  # derivative of that gradient along the direction, summed over chunks; 0 for order 1
     # Of the draws of the first C chunks: the Hessian of ln p times the draw's own direction; for order 1 the gradient.
     kept: Float[Array, "C chunk n"]
-    entropy: tuple[Array, Array, Array]  # of q: value, gradient, derivative of that along the direction
+    # Of the entropy of q, or what is exact in its place: value, gradient, derivative of that along the direction.
+    entropy: tuple[Array, Array, Array]
     fisher: tuple[Float[Array, "n k k"], ...]
 
 
@@ -57,6 +72,8 @@ def sweep(target: AbstractTarget, q: MeanField, buffer: Buffer, point: Point, nu
     """One pass over the draws; `num_kept` chunks keep their draws' own Hessian products."""
     params, direction, dtype = point.params, point.direction, point.params.dtype
     size, _, dimension = buffer.noise.shape
+    if not q.reparameterised:
+        return _weighted_sweep(target, q, buffer, point, num_parts)
 
     def draw(log_p, e):
         """Of one draw: ln p, its gradient in Gamma, the derivative of that along the direction, and H dx."""
@@ -82,12 +99,7 @@ def sweep(target: AbstractTarget, q: MeanField, buffer: Buffer, point: Point, nu
 
     def add(index, sums):
         values, part_grads, product, kept = sums
-        density = target.on_rows(buffer.rows[index]) if isinstance(target, MinibatchTarget) else target.full()
-
-        def log_p(x):
-            theta, log_det = q.to_model(x)
-            return density(theta) + log_det
-
+        log_p = _log_density(target, q, buffer.rows[index])
         value, grad, moved, bent = over_draws(target, CHUNK)(lambda e: draw(log_p, e))(buffer.noise[index])
         return (
             values.at[index].set(value),
@@ -103,8 +115,71 @@ def sweep(target: AbstractTarget, q: MeanField, buffer: Buffer, point: Point, nu
         jnp.zeros((num_kept, CHUNK, dimension), dtype),
     )
     values, part_grads, product, kept = jax.lax.fori_loop(0, buffer.num_chunks, add, zero)
-    (entropy, slope), (_, bend) = jax.jvp(jax.value_and_grad(lambda p: q.replace(p).entropy()), (params,), (direction,))
-    return Sums(values, part_grads, product, kept, (entropy, slope, bend), q.replace(params).fisher().blocks)
+    entropy = _along(lambda p: q.replace(p).entropy(), params, direction)
+    return Sums(values, None, part_grads, product, kept, entropy, q.replace(params).fisher().blocks)
+
+
+def _weighted_sweep(target: AbstractTarget, q: MeanField, buffer: Buffer, point: Point, num_parts: int) -> Sums:
+    """`sweep` for q with factors that are not reparameterised."""
+    params, direction, dtype = point.params, point.direction, point.params.dtype
+    before, size = q.replace(buffer.before), buffer.noise.shape[0]
+    r = drawn_from(before)
+
+    def draw(log_p, e):
+        """Of one draw: ln p - ln q of what stays, its weight, and the gradients of weight and of both together."""
+
+        def at(p):
+            x = follow(q.replace(p), r, e)
+            value, path = jax.value_and_grad(lambda p: log_p(follow(q.replace(p), r, e)))(p)
+            value = value - staying_log_prob(before, x)
+            log_q, score = jax.value_and_grad(lambda p: staying_log_prob(q.replace(p), x))(p)
+            weight = jnp.exp(log_q - staying_log_prob(r, x))
+            return value, weight, weight * (path + value * score), weight * score
+
+        if target.order == 1:
+            return *at(params), jnp.zeros_like(params), jnp.zeros_like(params)
+        now, (_, _, bent, turned) = jax.jvp(at, (params,), (direction,))
+        return *now, bent, turned
+
+    def add(index, sums):
+        values, weights, grads, slopes, product, turning = sums
+        log_p = _log_density(target, q, buffer.rows[index])
+        value, weight, grad, slope, bent, turned = over_draws(target, CHUNK)(lambda e: draw(log_p, e))(
+            buffer.noise[index]
+        )
+        part = buffer.part[index]
+        return (
+            values.at[index].set(value),
+            weights.at[index].set(weight),
+            grads.at[part].add(grad.mean(0)),
+            slopes.at[part].add(slope.mean(0)),
+            product + bent.mean(0),
+            turning + turned.mean(0),
+        )
+
+    each, summed = jnp.zeros((size, CHUNK), dtype), jnp.zeros((num_parts, params.size), dtype)
+    zero = (each, each, summed, summed, jnp.zeros_like(params), jnp.zeros_like(params))
+    values, weights, grads, slopes, product, turning = jax.lax.fori_loop(0, buffer.num_chunks, add, zero)
+    exact = _along(lambda p: exact_part(q.replace(p), before), params, direction)
+    kept = jnp.zeros((0, CHUNK, 0), dtype)
+    fisher = q.replace(params).fisher().blocks
+    return Sums(values, Weights(weights, slopes, turning), grads, product, kept, exact, fisher)
+
+
+def _log_density(target: AbstractTarget, q: MeanField, rows):
+    density = target.on_rows(rows) if isinstance(target, MinibatchTarget) else target.full()
+
+    def log_p(x):
+        theta, log_det = q.to_model(x)
+        return density(theta) + log_det
+
+    return log_p
+
+
+def _along(function, params, direction) -> tuple[Array, Array, Array]:
+    """Value, gradient, and its derivative along the direction."""
+    (value, slope), (_, bend) = jax.jvp(jax.value_and_grad(function), (params,), (direction,))
+    return value, slope, bend
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))

@@ -11,6 +11,8 @@ from curvi.growing.objective import FixedNoise, Look, Objective
 
 _RESIDUAL, _SOLVE_RESIDUAL = 0.2, 1e-3
 MAX_PRODUCTS = 200
+# Of weighted draws: no step to where a smaller share counts, and new draws where the share is smaller.
+_LEAST_EFFECTIVE, _ENOUGH_EFFECTIVE = 0.25, 0.5
 
 
 class End(enum.Enum):
@@ -20,6 +22,7 @@ class End(enum.Enum):
     STUCK = "no step was short enough to be predicted"
     BAD_START = "not finite at the start"
     PRECISION = "steps promise less than the value is rounded to"
+    MOVED = "the draws are those of another q by now"
 
 
 class Metric:
@@ -138,14 +141,14 @@ def climb(
     yield Step(params, look, radius, np.inf, True, None if look.finite else End.BAD_START)
     while True:
         step = solve(objective, params, noise, look, look.grad, radius, _RESIDUAL)
-        candidate = params + step.x
+        candidate = objective.admit(params + step.x)
         trial = objective(candidate, noise)
         # Below the rounding of the value a ratio means nothing: such a step counts as predicted.
         rounding = 20 * resolution * (abs(trial.value) + 1)
         lost = step.promised <= rounding
         actual = trial.value - look.value
         ratio = 1.0 if lost and abs(actual) <= 2 * rounding else np.float64(actual) / step.promised
-        if not trial.finite or np.isnan(ratio):
+        if not trial.finite or np.isnan(ratio) or trial.effective < _LEAST_EFFECTIVE:
             ratio = -1.0
         if ratio < 0.25:
             radius = 0.2 * min(step.length, radius)
@@ -159,5 +162,7 @@ def climb(
             end = End.PRECISION if lost and step.promised > gain_tolerance / 10 else End.DONE
         elif not radius >= resolution:
             end = End.STUCK
+        elif look.effective < _ENOUGH_EFFECTIVE:
+            end = End.MOVED
         gain = step.promised if step.definite else np.inf
         yield Step(params, look, radius, gain, accepted, end)

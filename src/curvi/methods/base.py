@@ -32,6 +32,7 @@ class AnyMethod(eqx.Module):
 
     needs_order: ClassVar[int] = 0
     needs_reparameterised: ClassVar[bool] = False
+    needs_kl: ClassVar[bool] = False  # of factors that are not reparameterised
     takes_black_box: ClassVar[bool] = False
     default_num_steps: ClassVar[int] = 500
 
@@ -61,8 +62,14 @@ def check_fit(method: AnyMethod, target: AbstractTarget, q: MeanField) -> None:
             f"order={target.order}; use a score method (SchemeI, SchemeII, Algorithm0, NaturalGradient, BBVI), "
             "or raise `order` if it is differentiable"
         )
+    factors = {slot.latent.name: q.layout.factors[slot.group] for slot in q.layout.slots}
+    if method.needs_kl and (names := sorted(n for n, f in factors.items() if not (f.reparameterised or f.has_kl))):
+        raise ValueError(
+            f"{name} needs draws or Kullback-Leibler divergences that the factors of {', '.join(names)} do not have; "
+            "use Normal factors there, or a score method (SchemeI, NaturalGradient, BBVI)"
+        )
     if method.needs_reparameterised and not q.reparameterised:
-        names = sorted(slot.latent.name for slot in q.layout.slots if not q.layout.factors[slot.group].reparameterised)
+        names = sorted(n for n, f in factors.items() if not f.reparameterised)
         raise ValueError(
             f"{name} differentiates through the draws, which the factors of {', '.join(names)} do not allow; "
             "use Normal or LogNormal factors there, or a score method (SchemeI, NaturalGradient, BBVI)"

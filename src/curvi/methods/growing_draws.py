@@ -18,6 +18,8 @@ class GrowingDraws(AnyMethod):
     """Trust-region Newton with pathwise curvature on fixed draws, more of them as the noise of the answer demands.
 
     Hessian products are forward over reverse; for targets of order 1, differences of gradients on the same draws.
+    Factors that are not reparameterised, those of discrete latents, keep their draws and change the weights of these:
+    their part of the gradient is the score's (`curvi.estimate.hybrid`).
 
     Attributes
     ----------
@@ -30,7 +32,7 @@ class GrowingDraws(AnyMethod):
     first_draws: int = eqx.field(static=True, default=64)
     max_draws: int | None = eqx.field(static=True, default=None)
     needs_order: ClassVar[int] = 1
-    needs_reparameterised: ClassVar[bool] = True
+    needs_kl: ClassVar[bool] = True
     default_num_steps: ClassVar[int] = 1000
 
     def __check_init__(self):

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from curvi import support as supports_of
-from curvi.target import AbstractTarget, Latent, check_order, convert, read_latents, trace_outputs
+from curvi.target import AbstractTarget, Latent, Origin, check_order, convert, read_latents, trace_outputs
 
 
 class FactoredTarget(AbstractTarget):
@@ -25,7 +25,7 @@ class FactoredTarget(AbstractTarget):
     ----------
     log_factors
         Takes the dict of latents, returns a dict of arrays by name; their sum is ln p(theta, X).
-    init, supports, order, outputs
+    init, supports, order, outputs, origin
         As for `Target`.
     local
         The names of the row factors that each local latent touches, by the name of the latent: one name or several. A
@@ -38,8 +38,10 @@ class FactoredTarget(AbstractTarget):
     outputs: Callable | None
     factors: Callable
     local: tuple[tuple[str, tuple[str, ...]], ...] = eqx.field(static=True)
+    origin: Origin | None = eqx.field(static=True)
 
-    def __init__(self, log_factors, init, supports=None, order=0, *, local: Mapping, outputs=None):
+    def __init__(self, log_factors, init, supports=None, order=0, *, local: Mapping, outputs=None, origin=None):
+        self.origin = origin
         self.latents, self.init = read_latents(init, supports)
         self.order = check_order(order)
         self.outputs = trace_outputs(outputs, self.init)

@@ -122,7 +122,7 @@ def fit(
 
 
 def _default_method(target: AbstractTarget, q: MeanField) -> AnyMethod:
-    if isinstance(target, FactoredTarget):
+    if isinstance(target, FactoredTarget) and q.num_params - _num_local(target, q) <= _MOST_REGRESSED:
         return PlateRegression()
     # Least squares on all scores needs more draws than parameters, and time like the cube of their number.
     few = q.num_params <= _MOST_REGRESSED
@@ -135,6 +135,11 @@ def _differentiable(q: MeanField) -> bool:
     """Whether derivatives of the model help: some factors are reparameterised, and all others discrete."""
     kinds = [(q.layout.factors[slot.group].reparameterised, slot.latent.discrete) for slot in q.layout.slots]
     return any(smooth for smooth, _ in kinds) and all(smooth or discrete for smooth, discrete in kinds)
+
+
+def _num_local(target: FactoredTarget, q: MeanField) -> int:
+    places = q.parameter_slices()
+    return sum(places[name].stop - places[name].start for name, _ in target.local)
 
 
 def _check_target(target) -> None:

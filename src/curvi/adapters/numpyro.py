@@ -23,17 +23,19 @@ import numpyro.distributions as dist
 from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 from numpyro import handlers
 from numpyro.distributions import biject_to, constraints
-from numpyro.infer.util import log_density
+from numpyro.infer.util import compute_log_probs
 
 from curvi import support as supports_of
 from curvi.adapters.numpyro_origin import numpyro_origin
+from curvi.adapters.numpyro_plates import factored_target, has_rows
 from curvi.adapters.numpyro_rows import OnRow, Subsample, find_subsample, is_within
+from curvi.factored import FactoredTarget
 from curvi.target import MinibatchTarget, Target
 
 
 def from_numpyro(
     model: Callable, /, *args, init_strategy: Callable | None = None, **kwargs
-) -> Target | MinibatchTarget:
+) -> Target | FactoredTarget | MinibatchTarget:
     """The target of a NumPyro model: the sum of the log densities of all its sites, given its arguments.
 
     Latents are the sample sites that are not observed, on their own supports, in the order of the model.
@@ -43,6 +45,10 @@ def from_numpyro(
 
     A plate with `subsample_size` gives a `MinibatchTarget` with batches of that size, drawn by curvi. It must hold
     observations only; deterministic sites inside of it are left out.
+
+    Bits and bounded integers with one entry a row of a plate, of which every site uses row i in its own row i alone,
+    give a `FactoredTarget` whose factors are the sites and whose local latents these are. Latents that meet in
+    one site stay global.
 
     Parameters
     ----------
@@ -68,19 +74,20 @@ def from_numpyro(
     if init_strategy is not None:
         init = _strategic_start(model, args, kwargs, init_strategy, init)
 
-    def joint(model, theta):
+    def log_probs(model, theta, total):
         validation = contextlib.nullcontext() if sites.validate else numpyro.validation_enabled(False)
         # Outside the model the seed sees only what has no value yet: no key is split for a latent.
         with validation, handlers.seed(rng_seed=0):
-            return log_density(model, args, kwargs, theta)[0]
+            return compute_log_probs(model, args, kwargs, theta, sum_log_prob=total)[0]
 
-    def log_joint(theta):
-        return joint(model, theta)
+    def joint(model, theta):
+        return sum(log_probs(model, theta, True).values(), start=0.0)
 
-    def outputs(theta):
+    def deterministic(theta):
         trace = _trace(handlers.substitute(model, data=theta), args, kwargs)
         return {name: jnp.asarray(trace[name]["value"]) for name in sites.deterministic}
 
+    outputs = deterministic if sites.deterministic else None
     if (plate := sites.subsample) is not None:
         return MinibatchTarget(
             lambda theta: joint(OnRow(model, plate, 0, inside=False), theta),
@@ -89,22 +96,28 @@ def from_numpyro(
             plate.subsample_size,
             init,
             supports,
-            outputs=outputs if sites.deterministic else None,
+            outputs=outputs,
         )
     observed = {name: value for name, _, _, value in sites.samples if value is not None and not _is_traced(value)}
     origin = numpyro_origin(model, args, kwargs, [latent.name for latent in sites.latents], observed)
-    return Target(log_joint, init, supports, outputs=outputs if sites.deterministic else None, origin=origin)
+    more = {"outputs": outputs, "origin": origin}
+    candidates = [latent.name for latent in sites.latents if latent.has_rows]
+    factored = factored_target(lambda theta: log_probs(model, theta, False), init, supports, candidates, **more)
+    return Target(lambda theta: joint(model, theta), init, supports, **more) if factored is None else factored
 
 
 @dataclasses.dataclass(frozen=True)
 class _Latent:
-    """A latent site, and where its start and the leaves of its support stand in the output of the program."""
+    """A latent site, where its start and the leaves of its support stand in the output of the program, and whether it
+    has one entry a row of a plate.
+    """
 
     name: str
     shape: tuple[int, ...]
     support: constraints.Constraint
     start_at: int
     leaves_at: range
+    has_rows: bool
 
 
 @dataclasses.dataclass
@@ -140,7 +153,8 @@ def _read(model, args, kwargs) -> _Sites:
                 if not observed:
                     leaves = jax.tree.leaves(support)
                     places = range(len(out) + 1, len(out) + 1 + len(leaves))
-                    latents.append(_Latent(name, jnp.shape(value), support, len(out), places))
+                    shape = jnp.shape(value)
+                    latents.append(_Latent(name, shape, support, len(out), places, has_rows(site, shape)))
                     out += [value, *leaves]
         return out
 

@@ -113,7 +113,8 @@ class PlateRun(RecordedRun):
         if not table.finite():
             raise ValueError(
                 "a factor is not finite at init, or at draws around it, for some value of the local latents; give "
-                "another init, and log probabilities that are finite at every value"
+                "another init, and log probabilities that are finite, or -inf at all draws where a row cannot have the "
+                "value"
             )
         local, rejected = self._estimate(table), 0
         self.log_rows = local.log_rows
@@ -209,6 +210,7 @@ class PlateRun(RecordedRun):
             parts.append(jax.tree.map(np.asarray, found))
             self.batches += 1
         log_q, scores, rest, rows = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
+        rows = {name: _without_impossible(part) for name, part in rows.items()}
         self.counts = self.counts.plus(log_density=size * self.values)
         return Table(scores.astype(np.float64), rest.astype(np.float64) - log_q, rows)
 
@@ -221,6 +223,17 @@ class PlateRun(RecordedRun):
         for name, log_q in (self.log_rows or {}).items():
             params[places[name]] = (log_q[:, 1:] - log_q[:, :1]).reshape(-1)
         return self.whole.replace(jax.numpy.asarray(params))
+
+
+def _without_impossible(part: np.ndarray) -> np.ndarray:
+    """Row factors (draws, rows, values) with the values that no draw allows so far below the others that q leaves them
+    its least probability, and the ELBO nothing.
+    """
+    impossible = np.all(np.isneginf(part), 0)
+    if not np.any(impossible):
+        return part
+    lowest = np.min(np.where(impossible, np.inf, part), -1, keepdims=True)
+    return np.where(impossible, lowest + _LEAST_LOG_PROBABILITY, part)
 
 
 class _Globals:

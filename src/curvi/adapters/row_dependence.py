@@ -50,7 +50,7 @@ _CALLS = {
     "closed_call": "call_jaxpr",
     "custom_jvp_call": "call_jaxpr",
     "custom_vjp_call": "call_jaxpr",
-    "checkpoint": "jaxpr",
+    **dict.fromkeys(("checkpoint", "remat", "remat2"), "jaxpr"),
 }
 
 

@@ -42,7 +42,8 @@ def _head(found) -> list[str]:
             Latents that belong to the rows of a plate, such as the assignments of a mixture, need not be
             sampled: `curvi.FactoredTarget` takes the factors by name and says which rows a local latent
             touches. Its rows are then at their best throughout, in closed form, and regression runs on
-            the global latents alone.
+            the global latents alone. `curvi.from_numpyro` finds this structure by itself: it follows the
+            rows of each discrete latent of a plate through the traced densities of all sites.
         """),
         "## How it was measured",
         paragraph("""

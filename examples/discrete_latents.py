@@ -3,6 +3,8 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 from jax.scipy.stats import norm
 from numpyro.distributions import constraints
 
@@ -50,3 +52,20 @@ mixture = curvi.FactoredTarget(
 fit = curvi.fit(mixture, key=jax.random.key(1), progress=False)
 print(fit)
 print("means of the two kinds:", np.round(fit.mean()["means"], 2))
+
+
+# The same in NumPyro, with unknown shares. The plate and the dependence of its sites tell which rows belong together.
+def eruptions(waits):
+    means = numpyro.sample("means", dist.Normal(70.0, 20.0).expand([2]))
+    shares = numpyro.sample("shares", dist.Dirichlet(jnp.ones(2)))
+    with numpyro.plate("rows", len(waits)):
+        kind = numpyro.sample("kind", dist.Categorical(shares))
+        numpyro.sample("wait", dist.Normal(means[kind], 6.0), obs=waits)
+
+
+start = numpyro.infer.init_to_value(values={"means": np.array([60.0, 75.0])})
+target = curvi.from_numpyro(eruptions, waits, init_strategy=start)
+print("sites of each local latent:", dict(target.local))
+fit = curvi.fit(target, key=jax.random.key(2), progress=False)
+print(fit)
+print("means and shares of the two kinds:", np.round(fit.mean()["means"], 2), np.round(fit.mean()["shares"], 2))

@@ -19,7 +19,7 @@ from numpyro.infer import util
 
 from curvi import MeanField, MinibatchTarget, fit
 from curvi.adapters import from_numpyro
-from curvi.adapters.numpyro import _known_start
+from curvi.adapters.numpyro_starts import known_start
 from curvi.support import elementwise
 from curvi.target import check_scale
 
@@ -335,7 +335,7 @@ def test_support_of_an_observation_may_depend_on_a_latent():
 )
 def test_known_starts_are_the_images_of_zero(support, shape):
     transform = biject_to(support)
-    known = _known_start(support, shape)
+    known = known_start(support, shape)
     assert known.shape == shape and known.dtype == jnp.result_type(float)
     zero = transform(jnp.zeros(transform.inverse_shape(shape)))
     np.testing.assert_allclose(known, np.broadcast_to(zero, shape), rtol=1e-14, atol=1e-14)

@@ -122,6 +122,14 @@ def some_meet():
         numpyro.sample("other", dist.Normal(bit, scale), obs=VALUES[:4])
 
 
+def beside_a_mixing_latent():
+    scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+    with numpyro.plate("rows", N):
+        first = numpyro.sample("first", dist.Bernoulli(0.3))
+        second = numpyro.sample("second", dist.Bernoulli(0.4))
+        numpyro.sample("value", dist.Normal(first + second[::-1], scale), obs=VALUES)
+
+
 def support_from_a_latent():
     """NumPyro's own validation is part of this density."""
     lowest = numpyro.sample("lowest", dist.Normal(-5.0, 0.1))
@@ -141,6 +149,7 @@ FACTORED = {
     continuous_rows: {"bit": {"bit", "effect"}},
     several_values_a_row: {"bit": {"bit", "value"}},
     some_meet: {"bit": {"bit", "other"}},
+    beside_a_mixing_latent: {"first": {"first", "value"}},
     support_from_a_latent: {"bit": {"bit", "value"}},
 }
 models = pytest.mark.parametrize("model", FACTORED, ids=lambda model: model.__name__)

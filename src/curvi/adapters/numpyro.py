@@ -29,6 +29,7 @@ from curvi import support as supports_of
 from curvi.adapters.numpyro_origin import numpyro_origin
 from curvi.adapters.numpyro_plates import factored_target, has_rows
 from curvi.adapters.numpyro_rows import OnRow, Subsample, find_subsample, is_within
+from curvi.adapters.numpyro_starts import known_start
 from curvi.factored import FactoredTarget
 from curvi.target import MinibatchTarget, Target
 
@@ -272,7 +273,7 @@ def _numbers(sites: _Sites) -> tuple[dict, dict]:
     for latent in sites.latents:
         leaves = zip(latent.leaves_at, jax.tree.leaves(latent.support))
         traced = [at for at, leaf in leaves if isinstance(leaf, jax.core.Tracer)]
-        starts[latent.name] = None if traced else _known_start(latent.support, latent.shape)
+        starts[latent.name] = None if traced else known_start(latent.support, latent.shape)
         wanted += traced + ([latent.start_at] if starts[latent.name] is None else [])
     computed = {}
     if wanted:
@@ -286,35 +287,6 @@ def _numbers(sites: _Sites) -> tuple[dict, dict]:
         start = starts[latent.name]
         init[latent.name] = computed[latent.start_at] if start is None else start
     return init, supports
-
-
-def _known_start(support, shape):
-    """The start on a support whose bijection takes zero to a known value; None for any other."""
-    base = supports_of.elementwise(support)
-    if (known := _KNOWN_STARTS.get(type(base))) is None:
-        return None
-    dtype = np.int32 if supports_of.is_discrete(base) else jnp.result_type(float)
-    return np.broadcast_to(np.asarray(known(base, shape), dtype), shape)
-
-
-_KNOWN_STARTS = {
-    type(constraints.real): lambda support, shape: 0.0,
-    type(constraints.positive): lambda support, shape: 1.0,
-    type(constraints.nonnegative): lambda support, shape: 1.0,
-    constraints.greater_than: lambda support, shape: np.asarray(support.lower_bound) + 1.0,
-    type(constraints.unit_interval): lambda support, shape: 0.5,
-    type(constraints.circular): lambda support, shape: 0.0,
-    constraints.interval: lambda support, shape: np.mean(_ends(support), axis=0),
-    type(constraints.simplex): lambda support, shape: 1 / shape[-1],
-    type(constraints.ordered_vector): lambda support, shape: np.arange(shape[-1]),
-    type(constraints.boolean): lambda support, shape: 0,
-    type(constraints.nonnegative_integer): lambda support, shape: 0,
-    constraints.integer_interval: lambda support, shape: support.lower_bound,
-}
-
-
-def _ends(support):
-    return np.broadcast_arrays(support.lower_bound, support.upper_bound)
 
 
 def _is_traced(tree) -> bool:

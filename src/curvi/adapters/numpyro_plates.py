@@ -55,8 +55,9 @@ def factored_target(
     touched = {}
     for latent in candidates:
         found = row_dependence(program.jaxpr, [0 if name == latent else None for name in names])
-        touched[latent] = {site: axis for site, axis in zip(sites, found) if axis is not None}
-    local = [latent for latent in candidates if _stands_apart(latent, touched)]
+        if MIXED not in found:
+            touched[latent] = {site: axis for site, axis in zip(sites, found) if axis is not None}
+    local = [latent for latent in touched if _stands_apart(latent, touched)]
     if not local or len(local) == len(latents):
         return None
     rows_at = {site: axis for latent in local for site, axis in touched[latent].items()}
@@ -75,7 +76,8 @@ def factored_target(
 
 
 def _stands_apart(latent: str, touched: dict[str, dict]) -> bool:
-    """Whether sites are touched by a latent, each in rows and by no other candidate: else rows have no closed form."""
-    sites = touched[latent]
-    others = [site for name, found in touched.items() if name != latent for site in found]
-    return bool(sites) and MIXED not in sites.values() and not sites.keys() & set(others)
+    """Whether a latent touches sites, and none that another touches: where rows of two meet, neither has a closed
+    form of its own.
+    """
+    others = {site for name, sites in touched.items() if name != latent for site in sites}
+    return bool(touched[latent]) and not touched[latent].keys() & others

@@ -6,11 +6,14 @@
 The gap of any parameters is exact, by enumeration or in closed form. Its reference is the lowest of the local optima
 that regression ended in over its seeds, the same for all methods: where a model has several, reaching any counts.
 Adam and NumPyro are tuned over rates and numbers of draws; a setting's score is the median over seeds, and the best
-setting counts. Regression runs as `curvi.fit` runs it, with no setting given.
+setting counts. A setting that has spent what the best so far needed has lost and is given up, and settings that have
+their lines are not run again. Regression runs as `curvi.fit` runs it, with no setting given.
 """
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +23,7 @@ import optax
 from numpyro.infer import SVI, TraceGraph_ELBO
 
 import discrete_tables
+import held_out
 import lines
 from curvi import MeanField, examples
 from curvi.clock import Clock
@@ -28,32 +32,53 @@ from curvi.examples.exact import basin, change_point_elbo, enumerated_elbo
 from curvi.methods import BBVI, PooledRegression
 from curvi.pooled import PooledRun
 from curvi.progress import Silent
+from curvi.target import AbstractTarget
+from discrete_tables import ADAM, NUMPYRO
 from problems import Problem
 from race import LOOK, Entry, race
 
 RESULTS = Path(__file__).parent / "results" / "discrete.jsonl"
 THRESHOLD = 0.1
-RATES = (0.01, 0.03, 0.1, 0.3, 1.0)
-DRAWS = (2, 4, 16, 64)
+RATES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+DRAWS = (4, 16, 64, 2, 1)  # the likeliest first: what they need is all that the others get
+MAX_CALLS = 400_000
 SEEDS = range(10)
 RIVAL_SEEDS = range(5)
 TOLERANCE = 0.05
+NUM_STARTS = 30
 
 
-def models() -> dict:
-    """Target, start and exact ELBO by name."""
+class Model(NamedTuple):
+    target: AbstractTarget
+    start: MeanField
+    elbo: Callable
+    held_out: bool  # whether no default was chosen on it
+
+
+def models() -> dict[str, Model]:
+    """The models by name."""
     found = {
         "spike and slab": examples.spike_and_slab(),
         "finite mixture": examples.finite_mixture(),
         "noisy or": examples.noisy_or(),
     }
     found = {name: (target, MeanField(target), enumerated_elbo(target)) for name, target in found.items()}
-    return {**found, "change point": (*examples.change_point(), change_point_elbo())}
+    found["change point"] = (*examples.change_point(), change_point_elbo())
+    known = {name: Model(*parts, held_out=False) for name, parts in found.items()}
+    return known | {name: Model(*parts, held_out=True) for name, parts in held_out.models().items()}
 
 
-def run_regression(name, target, start, elbo) -> None:
+def best_known(start: MeanField, elbo) -> float:
+    """The highest of the local optima of the exact ELBO that random starts lead to."""
+    rng = np.random.default_rng(0)
+    near = [np.asarray(start.params) + 2 * rng.normal(size=start.num_params) for _ in range(NUM_STARTS)]
+    return max(value for value in (basin(elbo, params)[1] for params in near) if np.isfinite(value))
+
+
+def run_regression(name, target, start, elbo, held_out) -> None:
     """Lines of regression with and without correction."""
     value = jax.jit(elbo)
+    highest = best_known(start, elbo)
     for correction in (True, False):
         for seed in SEEDS:
             method = PooledRegression(correction=correction)
@@ -69,6 +94,8 @@ def run_regression(name, target, start, elbo) -> None:
                 seed,
                 track=path,
                 optimum=best,
+                best_known=max(highest, best),
+                held_out=held_out,
                 outcome=outcome.name,
                 total_calls=run.counts.log_density,
                 final_elbo=float(value(run.q.params)),
@@ -78,16 +105,28 @@ def run_regression(name, target, start, elbo) -> None:
             print(name, correction, seed, outcome.name, run.counts.log_density, flush=True)
 
 
+def unrun(name: str, method: str, draws):
+    """Numbers of draws, the rates that have no lines with them, and the calls that the best setting so far needs."""
+    for num_draws in draws:
+        found = lines.read(RESULTS)
+        own = [line["setting"] for line in found if line["problem"] == name and line["method"] == method]
+        there = {setting["rate"] for setting in own if setting["num_draws"] == num_draws}
+        best, _ = discrete_tables.tuned(found, name, method)
+        if rates := tuple(rate for rate in RATES if rate not in there):
+            yield num_draws, rates, int(min(best, MAX_CALLS)) if best > 0 else MAX_CALLS
+
+
 def run_adam(problem: Problem) -> None:
-    for num_draws in DRAWS:
-        entry = Entry("Adam", {}, lambda rate, S=num_draws: BBVI(optax.adam(rate), AnchoredScore(S)), RATES)
-        done = race(problem, entry, RIVAL_SEEDS, (THRESHOLD,), max_calls=400_000, max_seconds=40.0)
+    # Leaving one out takes two draws at least.
+    for num_draws, rates, max_calls in unrun(problem.name, ADAM, [S for S in DRAWS if S > 1]):
+        entry = Entry("Adam", {}, lambda rate, S=num_draws: BBVI(optax.adam(rate), AnchoredScore(S)), rates)
+        done = race(problem, entry, RIVAL_SEEDS, (THRESHOLD,), max_calls=max_calls, max_seconds=40.0)
         for track in done.tracks:
             hit = track.hit(THRESHOLD)
             lines.append(
                 RESULTS,
                 problem.name,
-                "Adam on the leave-one-out score gradient",
+                ADAM,
                 {"num_draws": num_draws, "rate": track.rate},
                 track.seed,
                 calls=None if hit is None else int(track.calls[hit]),
@@ -154,16 +193,16 @@ def numpyro_program(target, start: MeanField):
 
 def run_numpyro(problem: Problem) -> None:
     model, guide, flat = numpyro_program(problem.target, problem.start)
-    lanes = [(rate, seed) for rate in RATES for seed in RIVAL_SEEDS]
-    rates = jnp.asarray([rate for rate, _ in lanes])
-    keys = jnp.stack([jax.random.key(seed) for _, seed in lanes])
-    for num_draws in DRAWS:
+    for num_draws, grid, max_calls in unrun(problem.name, NUMPYRO, DRAWS):
+        lanes = [(rate, seed) for rate in grid for seed in RIVAL_SEEDS]
+        rates = jnp.asarray([rate for rate, _ in lanes])
+        keys = jnp.stack([jax.random.key(seed) for _, seed in lanes])
 
         def svi(rate, S=num_draws):
             return SVI(model, guide, numpyro.optim.Adam(rate), TraceGraph_ELBO(num_particles=S))
 
         with numpyro.validation_enabled(False):
-            template = svi(RATES[0])
+            template = svi(grid[0])
             template.init(jax.random.key(0))
 
         def ready(rate, svi=svi, template=template):
@@ -180,7 +219,7 @@ def run_numpyro(problem: Problem) -> None:
         side_by_side = jax.jit(jax.vmap(advance, in_axes=(0, 0, None)))
         with numpyro.validation_enabled(False):
             state, steps, hits = init(rates, keys), 0, {}
-            limit = 400_000 // num_draws
+            limit = max_calls / num_draws
             clock = Clock()
             while steps < limit and clock.seconds().run < 60:
                 more = max(1, int(np.ceil(LOOK * steps)))
@@ -199,7 +238,7 @@ def run_numpyro(problem: Problem) -> None:
             lines.append(
                 RESULTS,
                 problem.name,
-                "NumPyro, TraceGraph_ELBO, Adam",
+                NUMPYRO,
                 {"num_draws": num_draws, "rate": rate},
                 seed,
                 calls=hits.get(lane),
@@ -212,20 +251,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tables", action="store_true", help="write docs/discrete.md from the lines that are there")
     parser.add_argument("--only", help="one model")
-    parser.add_argument("--part", choices=("regression", "numpyro"), help="these runs alone, the others being there")
+    parser.add_argument("--part", choices=("regression", "adam", "numpyro"), help="these runs alone")
     arguments = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
     if not arguments.tables:
-        for name, (target, start, elbo) in models().items():
+        for name, model in models().items():
             if arguments.only in (None, name):
-                if arguments.part != "numpyro":
-                    run_regression(name, target, start, elbo)
+                if arguments.part in (None, "regression"):
+                    run_regression(name, *model)
                 found = [line for line in lines.read(RESULTS) if line["problem"] == name and "optimum" in line]
                 reference = min(line["optimum"] for line in found)
-                problem = Problem(name, target, start, lambda p, e=elbo, r=reference: r - e(p), None, reference)
-                if arguments.part is None:
+                gap = lambda params, elbo=model.elbo, reference=reference: reference - elbo(params)  # noqa: E731
+                problem = Problem(name, model.target, model.start, gap, None, reference)
+                if arguments.part in (None, "adam"):
                     run_adam(problem)
-                if arguments.part != "regression":
+                if arguments.part in (None, "numpyro"):
                     run_numpyro(problem)
     discrete_tables.write(RESULTS)
 

@@ -32,9 +32,16 @@ def spike_and_slab(inclusion=0.5, slab=1.0) -> Target:
     except ImportError as error:
         raise ImportError(f"the diabetes data need scikit-learn ({error}): pip install scikit-learn") from error
     features, outcome = (np.asarray(part) for part in load_diabetes(return_X_y=True))
+    return variable_selection(features, outcome, inclusion, slab)
+
+
+def variable_selection(features, outcome, inclusion=0.5, slab=1.0, noise=0.5) -> Target:
+    """A bit for each column of `features`: whether it takes part in the linear regression of `outcome`.
+
+    Both are standardised; `noise` is a variance. The coefficients, Normal(0, slab), are integrated out.
+    """
     features = (features - features.mean(0)) / features.std(0)
     outcome = (outcome - outcome.mean()) / outcome.std()
-    noise = 0.5
     gram, moments = features.T @ features / noise, features.T @ outcome / noise
     rows, size = features.shape
     constant = -0.5 * (outcome @ outcome / noise + rows * np.log(2 * np.pi * noise))

@@ -71,9 +71,11 @@ def _head(found) -> list[str]:
         """),
         paragraph(f"""
             The rivals have their best setting, by the median over five seeds. The grid of Adam is rates
-            {_grid(found, ADAM, "rate")} times {_grid(found, ADAM, "num_draws")} draws (leaving one out takes two
-            at least), that of NumPyro rates {_grid(found, NUMPYRO, "rate")} times
-            {_grid(found, NUMPYRO, "num_draws")} particles. For each number of draws all rates run side by side,
+            {_grid(found, ADAM, "rate")} times {_grid(found, ADAM, "num_draws")} draws, that of NumPyro
+            rates {_grid(found, NUMPYRO, "rate")} times {_grid(found, NUMPYRO, "num_draws")} particles.
+            A best at two draws (Adam) or one particle (NumPyro) lies on an edge that cannot be passed,
+            since leaving one out takes two; all other bests lie inside of the grid. For each number of
+            draws all rates run side by side,
             until one brings three of five seeds below the gap, or for 400,000 calls of the log density
             a run, or for 40 s (Adam) or 60 s (NumPyro) without compilation, whichever comes first. A
             setting is given up, too, once it has spent the calls that the best one needed. TraceGraph_ELBO
@@ -105,7 +107,7 @@ def tuned(found, name, method) -> tuple[float, str]:
     if not settings:
         return np.nan, ""
     best = min(settings, key=lambda key: np.median(settings[key]))
-    return float(np.median(settings[best])), f"{best[0]} draws, rate {best[1]:g}"
+    return float(np.median(settings[best])), f"{best[0]} draw{'s' if best[0] > 1 else ''}, rate {best[1]:g}"
 
 
 def _calls(found, names) -> list[str]:

@@ -109,20 +109,20 @@ def run_regression(name, target, start, elbo, held_out) -> None:
             print(name, correction, seed, outcome.name, run.counts.log_density, flush=True)
 
 
-def unrun(name: str, method: str, draws):
+def unrun(name: str, method: str, draws, rates):
     """Numbers of draws, the rates that have no lines with them, and the calls that the best setting so far needs."""
     for num_draws in draws:
         found = lines.read(RESULTS)
         own = [line["setting"] for line in found if line["problem"] == name and line["method"] == method]
         there = {setting["rate"] for setting in own if setting["num_draws"] == num_draws}
         best, _ = discrete_tables.tuned(found, name, method)
-        if rates := tuple(rate for rate in RATES if rate not in there):
-            yield num_draws, rates, int(min(best, MAX_CALLS)) if best > 0 else MAX_CALLS
+        if wanted := tuple(rate for rate in rates if rate not in there):
+            yield num_draws, wanted, int(min(best, MAX_CALLS)) if best > 0 else MAX_CALLS
 
 
-def run_adam(problem: Problem) -> None:
-    for num_draws, rates, max_calls in unrun(problem.name, ADAM, ADAM_DRAWS):
-        entry = Entry("Adam", {}, lambda rate, S=num_draws: BBVI(optax.adam(rate), AnchoredScore(S)), rates)
+def run_adam(problem: Problem, rates) -> None:
+    for num_draws, grid, max_calls in unrun(problem.name, ADAM, ADAM_DRAWS, rates):
+        entry = Entry("Adam", {}, lambda rate, S=num_draws: BBVI(optax.adam(rate), AnchoredScore(S)), grid)
         done = race(problem, entry, RIVAL_SEEDS, (THRESHOLD,), max_calls=max_calls, max_seconds=40.0)
         for track in done.tracks:
             hit = track.hit(THRESHOLD)
@@ -138,14 +138,14 @@ def run_adam(problem: Problem) -> None:
         print(problem.name, "Adam", num_draws, f"{done.run_seconds:.0f}s", flush=True)
 
 
-def run_numpyro(problem: Problem, method: str) -> None:
+def run_numpyro(problem: Problem, method: str, rates) -> None:
     # A score gradient without a baseline pays for a constant in the log density. The best constant that could be taken
     # off is the optimum itself: no user knows it, but what is left then is the method's own doing.
     offset = problem.best_elbo if method == CENTRED else 0.0
     model, guide, flat = numpyro_program(problem.target, problem.start, offset)
-    for num_draws, grid, max_calls in unrun(problem.name, method, NUMPYRO_DRAWS):
+    for num_draws, grid, max_calls in unrun(problem.name, method, NUMPYRO_DRAWS, rates):
         lanes = [(rate, seed) for rate in grid for seed in RIVAL_SEEDS]
-        rates = jnp.asarray([rate for rate, _ in lanes])
+        lane_rates = jnp.asarray([rate for rate, _ in lanes])
         keys = jnp.stack([jax.random.key(seed) for _, seed in lanes])
 
         def svi(rate, S=num_draws):
@@ -168,12 +168,12 @@ def run_numpyro(problem: Problem, method: str) -> None:
 
         side_by_side = jax.jit(jax.vmap(advance, in_axes=(0, 0, None)))
         with numpyro.validation_enabled(False):
-            state, steps, hits = init(rates, keys), 0, {}
+            state, steps, hits = init(lane_rates, keys), 0, {}
             limit = max_calls / num_draws
             clock = Clock()
             while steps < limit and clock.seconds().run < 60:
                 more = max(1, int(np.ceil(LOOK * steps)))
-                state, gap = side_by_side(rates, state, jnp.int32(more))
+                state, gap = side_by_side(lane_rates, state, jnp.int32(more))
                 steps += more
                 for lane, value in enumerate(np.asarray(gap)):
                     if value <= THRESHOLD:
@@ -202,6 +202,7 @@ def main() -> None:
     parser.add_argument("--tables", action="store_true", help="write docs/discrete.md from the lines that are there")
     parser.add_argument("--only", help="one model")
     parser.add_argument("--part", choices=("regression", "adam", "numpyro", "centred"), help="these runs alone")
+    parser.add_argument("--rates", type=float, nargs="+", default=RATES, help="the rates of the rivals")
     arguments = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
     if not arguments.tables:
@@ -214,11 +215,11 @@ def main() -> None:
                 gap = lambda params, elbo=model.elbo, reference=reference: reference - elbo(params)  # noqa: E731
                 problem = Problem(name, model.target, model.start, gap, None, reference)
                 if arguments.part in (None, "adam"):
-                    run_adam(problem)
+                    run_adam(problem, arguments.rates)
                 if arguments.part in (None, "numpyro"):
-                    run_numpyro(problem, NUMPYRO)
+                    run_numpyro(problem, NUMPYRO, arguments.rates)
                 if arguments.part in (None, "centred") and can_widen(model.start):  # all else is pathwise there
-                    run_numpyro(problem, CENTRED)
+                    run_numpyro(problem, CENTRED, arguments.rates)
     discrete_tables.write(RESULTS)
 
 

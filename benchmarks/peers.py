@@ -79,7 +79,7 @@ def run_problem(name: str, options, seed: int) -> None:
     jax.config.update("jax_enable_x64", True)
     import lines
     import peer_problems
-    from peer_methods import METHODS, Flat, Task, curvi_default, reference
+    from peer_methods import Flat, Task, reference
 
     try:
         began = time.perf_counter()
@@ -90,11 +90,13 @@ def run_problem(name: str, options, seed: int) -> None:
     build_seconds = time.perf_counter() - began
     flat = Flat(problem.target)
     task = Task(problem, flat, seed, options.budget, options.full)
-    first = list(curvi_default(task)) if "curvi" in options.methods else []
+    # The first method finds a process that has compiled nothing; curvi is it wherever it runs.
+    methods = sorted(options.methods, key=lambda name: name != "curvi")
+    first = _runs(task, methods[0])
     bare = bare_compile_seconds(flat)
     judge = Judge(problem, flat, reference(task))
 
-    def write(run):
+    def write(run, fresh=False):
         measured = judge(run)
         peers = {package: _version(package) for package in PEERS}
         setting = run.setting if run.method == "curvi" else {**run.setting, "budget": options.budget}
@@ -102,7 +104,7 @@ def run_problem(name: str, options, seed: int) -> None:
             options.output, problem.name, run.method, setting, seed, num_latents=flat.size, family=run.family,
             compile_seconds=run.compile_seconds, run_seconds=run.run_seconds, build_seconds=build_seconds,
             calls=vars(run.calls), outcome=run.outcome, **measured, peers=peers, curvi_source=source_hash(),
-            bare_compile_seconds=bare, num_cpus=os.cpu_count(), load=os.getloadavg()[0],
+            bare_compile_seconds=bare, fresh=fresh, num_cpus=os.cpu_count(), load=os.getloadavg()[0],
         )  # fmt: skip
         gap, hit = measured["gap"], measured["seconds_to"]["0.1"]
         shown = "no number" if gap is None else f"{gap:9.4f}"
@@ -113,21 +115,27 @@ def run_problem(name: str, options, seed: int) -> None:
         )
 
     for run in first:
-        write(run)
-    for method in options.methods:
-        if method == "curvi":
-            continue
-        try:
-            runs = 0
-            for run in METHODS[method](task):
-                write(run)
-                runs += 1
-            if not runs:
-                print(f"  {problem.name:16s} {method}: skipped, no version of this problem for it", flush=True)
-        except ImportError as error:
-            print(f"  {problem.name:16s} {method}: skipped, {error}", flush=True)
-        except Exception as error:
-            print(f"  {problem.name:16s} {method}: failed, {type(error).__name__}: {error}", flush=True)
+        write(run, fresh=True)
+    for method in methods[1:]:
+        for run in _runs(task, method):
+            write(run)
+
+
+def _runs(task, method: str) -> list:
+    """The runs of a method, one a setting; none, with a word, where it cannot run."""
+    from peer_methods import METHODS, curvi_default
+
+    name, found = task.problem.name, []
+    try:
+        for run in (curvi_default if method == "curvi" else METHODS[method])(task):
+            found.append(run)
+        if not found:
+            print(f"  {name:16s} {method}: skipped, no version of this problem for it", flush=True)
+    except ImportError as error:
+        print(f"  {name:16s} {method}: skipped, {error}", flush=True)
+    except Exception as error:
+        print(f"  {name:16s} {method}: failed, {type(error).__name__}: {error}", flush=True)
+    return found
 
 
 def bare_compile_seconds(flat) -> float:

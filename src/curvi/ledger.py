@@ -19,7 +19,7 @@ class CallCounts:
 
 @dataclasses.dataclass(frozen=True)
 class Seconds:
-    """Wall time: `compile` until the programs stood ready, `run` for everything else."""
+    """Wall time: `compile` until the first step could be taken, `run` for everything else."""
 
     compile: float
     run: float

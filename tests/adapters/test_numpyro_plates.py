@@ -19,7 +19,7 @@ from curvi.adapters import from_numpyro
 from curvi.examples.exact import basin, enumerated_elbo
 from curvi.factored import check_rows, num_values
 from curvi.fit import _default_method
-from curvi.methods import PlateRegression, SchemeI
+from curvi.methods import GrowingDraws, PlateRegression
 
 N = 6
 RNG = np.random.default_rng(0)
@@ -390,7 +390,7 @@ def test_many_globals_are_fitted_as_without_structure():
 
     target = from_numpyro(model)
     assert isinstance(target, FactoredTarget)
-    assert isinstance(_default_method(target, MeanField(target)), SchemeI)
+    assert isinstance(_default_method(target, MeanField(target)), GrowingDraws)
 
 
 def test_ten_thousand_assignments():

@@ -100,15 +100,15 @@ def test_remaining_gain_of_unfinished_gaussians(size):
     assert sum(0.2 < gap < 5 for gap in gaps) >= 2
 
 
-def check_gain(problem, found, may_be_unknown=False):
+def check_gain(problem, found, far_from_quadratic=False):
     gap, gain, error = problem.gap(found.q), found.remaining_gain, 3 * found.remaining_gain_se
     if found.converged:
         assert gap < 0.1
     else:
         assert found.outcome is Outcome.MAX_STEPS
     if 0.2 < gap < 5:
-        unknown = may_be_unknown and not np.isfinite(gain)
-        assert unknown or gap / 2 - error <= gain <= 2 * gap + error
+        # Where the ELBO is far from quadratic, more may be promised than there is, but not less.
+        assert gap / 2 - error <= gain and (far_from_quadratic or gain <= 2 * gap + error)
     return gap
 
 
@@ -155,7 +155,7 @@ def test_one_program_for_all_rounds_and_fits(caplog):
     with caplog.at_level(logging.WARNING), jax.log_compiles():
         first = run(target, tolerance=1e-3)
         assert len(set(first.history.num_draws)) >= 2
-        assert compiled(caplog) == ["jit(run_sweep)"]
+        assert compiled(caplog) == ["jit(run_slopes)", "jit(run_bends)"]
         caplog.clear()
         second = run(target, tolerance=1e-3)
         run(target, seed=1, num_steps=3)

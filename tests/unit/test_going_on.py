@@ -144,8 +144,8 @@ def test_cost_and_time_add_up():
 def test_a_converged_fit_is_returned_as_it_is():
     done = fit(rosenbrock())
     assert done.converged and on(done) is done
-    closer = on(done, tolerance=1e-4)
-    assert closer.converged and closer.remaining_gain + 2 * closer.remaining_gain_se <= 1e-4
+    closer = on(done, tolerance=1e-3)
+    assert closer.converged and closer.remaining_gain + 2 * closer.remaining_gain_se <= 1e-3
     assert len(closer.history) >= len(done.history)
 
 
@@ -154,7 +154,7 @@ def test_an_interrupted_fit_goes_on(method, monkeypatch):
     options = {"tolerance": 1e-3, "num_steps": 120 if method else None, "method": method}
     whole = fit(rosenbrock(), **options)
     module = importlib.import_module("curvi.stepwise" if method else "curvi.growing.objective")
-    name = "run_chunk" if method else "run_sweep"
+    name = "run_chunk" if method else "run_slopes"
     original = getattr(module, name)
     cut = 0
     for moment in (2, 4, 7, 30, 70):

@@ -10,13 +10,10 @@ moment. Whitening changes fourth moments by a relative 2 / pairs, below their sa
 The noise comes in `num_scrambles` independent parts: the spread between them is the noise of the whole.
 """
 
-import math
-
 import numpy as np
 from scipy.special import ndtri
-from scipy.stats import qmc
 
-from curvi.estimate.draws import SOBOL_DIMENSIONS
+from curvi.estimate.draws import SOBOL_DIMENSIONS, sobol_net
 
 
 def matched_noise(
@@ -24,7 +21,8 @@ def matched_noise(
 ) -> np.ndarray:
     """Standard normal noise (num_draws, dimension), float64, made of `num_scrambles` independent parts of equal size.
 
-    `match` says which columns are matched in their moments.
+    `match` says which columns are matched in their moments. Where none is, the pairs are independent: what quasi-random
+    points tell of their own error is too small more often than not where the integrand has a tail.
 
     `rng` is a numpy generator: the noise is made on the host, once a round, and handed to a compiled program.
     """
@@ -36,10 +34,10 @@ def matched_noise(
 
 
 def _part(rng, num_pairs: int, dimension: int, columns: np.ndarray) -> np.ndarray:
-    half = _normal_points(rng, num_pairs, dimension)
-    if columns.all():
-        half = _match(half)
-    elif columns.any():
+    if not columns.any():
+        half = rng.standard_normal((num_pairs, dimension))
+    else:
+        half = _normal_points(rng, num_pairs, dimension)
         half[:, columns] = _match(half[:, columns])
     return np.stack([half, -half], 1).reshape(-1, dimension)
 
@@ -56,7 +54,7 @@ def _match(half: np.ndarray) -> np.ndarray:
 def _normal_points(rng, num_points: int, dimension: int) -> np.ndarray:
     if dimension > SOBOL_DIMENSIONS:
         return rng.standard_normal((num_points, dimension))
-    engine = qmc.Sobol(dimension, scramble=True, bits=32, rng=rng)
-    points = engine.random(2 ** math.ceil(math.log2(num_points)))[:num_points]
+    # A net that is scrambled once, and shifted digitally: independent scrambles would take longer than small fits.
+    shift = rng.integers(2**32, size=dimension, dtype=np.uint32)
     # Points lie on a grid of 2^-32 that contains zero; the middle of each cell does not.
-    return ndtri(points + 2.0**-33)
+    return ndtri(((sobol_net(num_points, dimension) ^ shift) + 0.5) * 2.0**-32)

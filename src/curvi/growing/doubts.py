@@ -12,6 +12,9 @@ from curvi.growing.trust_region import solve
 from curvi.outcome import Outcome
 
 _MATERIAL = 0.02  # a whitened gradient of this size is worth 0.0002 nats: rounding is not held against the model
+# A pathwise gradient that is less certain than this (whitened: 0.03 nats) is no excuse for a contradiction: ripples
+# of ln p that are much finer than q have derivatives of any size.
+_LARGEST_PATH_ERROR = 0.25
 _LARGEST_Z = 6.0  # over hundreds of parameters a z of 4 is no surprise, one of 6 is
 _SECANT_DRAWS = 128
 _SECANT = 0.1  # in sds of q: wide enough to cross kinks, narrow enough for smooth densities to look quadratic
@@ -39,13 +42,11 @@ def smoothness(
     if not np.all(np.isfinite(look.log_p)):
         return Doubt(Outcome.NON_FINITE, where_not_finite(noise, look))
     if not objective.target.minibatched and objective.normal:
-        z = score_disagreement(noise.values, look.log_p, look.grad, params)
+        z = _disagreement(objective, params, noise, look)
         if np.max(np.abs(z)) > _LARGEST_Z:
             # Among hundreds of heavy-tailed terms one may stand out by chance, but not twice in the same place.
             again_noise = objective.noise(params, (stream, 2), noise.num_draws, match=False)
-            again = score_disagreement(
-                again_noise.values, (second := objective(params, again_noise)).log_p, second.grad, params
-            )
+            again = _disagreement(objective, params, again_noise, objective(params, again_noise))
             if np.any(twice := (np.abs(z) > _LARGEST_Z) & ~(np.sign(z) * again <= _LARGEST_Z / 2)):
                 return Doubt(Outcome.DISAGREEMENT, np.abs(z) * twice)
     apart, size = _secant(objective, params, stream)
@@ -96,17 +97,23 @@ def _secant(objective: Objective, params: np.ndarray, stream: int) -> tuple[np.n
     return (secant - product) * scale, secant * scale
 
 
-def score_disagreement(noise, log_p, gradient, params) -> np.ndarray:
-    """z-scores between the pathwise gradient and the score gradient of normal factors, on the same draws.
+def _disagreement(objective: Objective, params: np.ndarray, noise: FixedNoise, look: Look) -> np.ndarray:
+    parts = objective.corrected_part_grads(params, noise, look)
+    return score_disagreement(noise.values, look.log_p, look.grad, parts.std(0, ddof=1) / len(parts) ** 0.5, params)
+
+
+def score_disagreement(noise, log_p, gradient, gradient_error, params) -> np.ndarray:
+    """z-scores between the pathwise gradient and the score gradient of normal factors, on the same mirrored draws.
 
     The score gradient needs values of ln p alone, and is right for any ln p; both estimate the same gradient where ln p
     is smooth. In whitened coordinates the scores are e and (e^2 - 1) / sqrt 2.
     """
-    gradient, sigma = gradient.reshape(-1, 2), np.exp(params[1::2])
+    units = np.stack([np.exp(params[1::2]), np.full(len(params) // 2, 0.5**0.5)], -1)
+    path = gradient.reshape(-1, 2) * units
+    path_error = np.minimum(gradient_error.reshape(-1, 2) * units, _LARGEST_PATH_ERROR)
     log_ratio = log_p + 0.5 * (noise**2).sum(1)  # ln q up to a constant
     centred = log_ratio - log_ratio.mean()
     scores = np.stack([noise, (noise**2 - 1) / np.sqrt(2)], -1)
-    path = np.stack([gradient[:, 0] * sigma, gradient[:, 1] / np.sqrt(2)], -1)
-    terms = centred[:, None, None] * scores - path
-    error = terms.std(0, ddof=1) / np.sqrt(len(terms))
-    return (terms.mean(0) / np.hypot(error, _MATERIAL)).reshape(-1)
+    pairs = (centred[:, None, None] * scores - path).reshape(len(noise) // 2, 2, *path.shape).mean(1)
+    error = np.sqrt(pairs.var(0, ddof=1) / len(pairs) + path_error**2 + _MATERIAL**2)
+    return (pairs.mean(0) / error).reshape(-1)

@@ -11,7 +11,7 @@ from curvi.estimate.hybrid import farthest, noise_columns, num_staying_params
 from curvi.family import MeanField
 from curvi.family.continuous import Normal
 from curvi.growing.expansion import Excess, Expansion
-from curvi.growing.sweep import CHUNK, Buffer, Point, run_sweep, split_structure
+from curvi.growing.sweep import CHUNK, Buffer, Point, Slopes, Unpack, run_bends, run_slopes, split_structure
 from curvi.ledger import CallCounts
 from curvi.target import AbstractTarget, MinibatchTarget
 
@@ -20,6 +20,7 @@ MOST_PARTS = 8
 # central differences is its square; a kink needs some width to show.
 _DIFFERENCE = 0.02
 _LARGEST_HESSIAN = 10_240  # dimensions: two matrices of 840 MB
+_COMPILED: set[int] = set()  # what has been compiled: to do nothing twice costs a millisecond
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,12 +81,12 @@ class Look:
         return 1.0 if self.weighted is None else self.weighted.effective
 
     def part_means(self, num_parts: int) -> np.ndarray:
-        """Means of ln p over parts of the draws."""
-        log_p = self.log_p.reshape(num_parts, -1)
+        """Means of ln p over parts of the draws; to first order where these are weighted, so that parts may be small."""
         if self.weighted is None:
-            return log_p.mean(1)
-        weights = self.weighted.weights.reshape(num_parts, -1)
-        return (weights * log_p).sum(1) / weights.sum(1)
+            return self.log_p.reshape(num_parts, -1).mean(1)
+        w = self.weighted
+        terms = w.mean + w.weights * (self.log_p - w.mean) / w.total
+        return terms.reshape(num_parts, -1).mean(1)
 
     @property
     def spreads(self) -> np.ndarray:
@@ -99,7 +100,12 @@ class Look:
 
 
 class Objective:
-    """ELBO, gradient and products at any parameters on any noise, by one compiled program; counts its calls."""
+    """ELBO, gradient and products at any parameters on any noise, by two compiled programs; counts its calls.
+
+    Until `settle`, Hessian products are differences of gradients to one side: good enough for the first climb, as cheap
+    as one gradient, and nothing has to be compiled for them. From then on they are exact; for targets of order 1,
+    which have no such program, central differences.
+    """
 
     def __init__(self, target: AbstractTarget, q: MeanField, key, capacity: int):
         self.target, self.capacity = target, capacity
@@ -118,7 +124,10 @@ class Objective:
         self.epoch = epoch_draws(target)
         self._structure, self._arrays = split_structure(target, q)
         self._size = capacity // CHUNK  # of the buffer, in chunks
+        self._unpack = Unpack(q, self._size, MOST_PARTS)
         self._num_kept = min(-(-self.dimension // CHUNK), self._size) if self.expandable else 0
+        self.settled = target.order == 1
+        self._step = np.finfo(self.dtype).eps ** 0.33  # in sds of q, of differences to one side
 
     # -- noise --------------------------------------------------------------------------------------------------------
 
@@ -172,40 +181,37 @@ class Objective:
 
     def __call__(self, params: np.ndarray, noise: FixedNoise) -> Look:
         """Value and gradient at `params`."""
-        sums = self._sweep(params, noise)
-        values, part_sums, weights, (entropy, slope, _), fisher = jax.device_get(
-            (sums.values, sums.part_grads, sums.weights, sums.entropy, sums.fisher)
-        )
-        log_p = values.reshape(-1)[: noise.num_draws].astype(np.float64)
-        part_grads = part_sums[: noise.num_parts].astype(np.float64) * (noise.num_parts / noise.num_chunks)
-        weighted = None
-        if weights is None:
+        found = self._unpack.slopes(self._sweep(run_slopes, params, noise)[0])
+        log_p = found.values.reshape(-1)[: noise.num_draws]
+        part_grads = found.part_grads[: noise.num_parts] * (noise.num_parts / noise.num_chunks)
+        weighted, entropy, excess_grad = None, float(found.exact), 0.0
+        if found.weights is None:
             value, grad = log_p.mean(), part_grads.mean(0)
         else:
-            part_grads, weighted = _self_normalised(noise, log_p, part_grads, weights)
+            part_grads, weighted = _self_normalised(noise, log_p, part_grads, found)
             value, grad = weighted.mean, weighted.grad
-        value, grad, part_grads, excess_grad = value + float(entropy), grad + slope, part_grads + slope, 0.0
+        value, grad, part_grads = value + entropy, grad + found.exact_grad, part_grads + found.exact_grad
         if noise.excess is not None:
             sigma = np.exp(params[1::2])
             excess_grad = sigma * (noise.excess @ sigma)
             value -= excess_grad.sum() / 2
             grad[1::2] -= excess_grad
-        blocks = [np.asarray(block, np.float64) for block in fisher]
-        return Look(float(value), grad, part_grads, log_p, float(entropy), blocks, excess_grad, weighted)
+        return Look(float(value), grad, part_grads, log_p, entropy, list(found.fisher), excess_grad, weighted)
 
     def product(self, params: np.ndarray, noise: FixedNoise, look: Look, direction: np.ndarray) -> np.ndarray:
         """The Hessian times `direction`, where `look` was taken."""
-        if self.target.order == 1:
+        if not self.settled:
+            share = self._step / np.max(np.abs(direction / look.spreads))
+            return (self(params + share * direction, noise).grad - look.grad) / share
+        if not self._has_products:
             share = _DIFFERENCE / np.max(np.abs(direction / look.spreads))
             ahead, behind = (self(params + side * share * direction, noise).grad for side in (1, -1))
             return (ahead - behind) / (2 * share)
-        sums = self._sweep(params, noise, direction)
-        product, weights, (_, _, bend) = jax.device_get((sums.product, sums.weights, sums.entropy))
-        product = product.astype(np.float64) / noise.num_chunks
-        if look.weighted is not None:
-            turned = weights.product.astype(np.float64) / noise.num_chunks
-            product = look.weighted.product(product, turned, direction)
-        product = product + bend
+        found = self._unpack.bends(self._sweep(run_bends, params, noise, direction)[0])
+        product = found.product / noise.num_chunks
+        if look.weighted is not None and found.weight_product is not None:
+            product = look.weighted.product(product, found.weight_product / noise.num_chunks, direction)
+        product = product + found.exact_product
         if noise.excess is not None:
             sigma, along = np.exp(params[1::2]), direction[1::2]
             product[1::2] -= sigma * (noise.excess @ (sigma * along)) + along * look.excess_grad
@@ -235,37 +241,65 @@ class Objective:
     def _hessian_rows(self, params, sigma, rows: np.ndarray) -> np.ndarray:
         """Rows of the Hessian at the mean: one draw a row, along its coordinate."""
         along = np.zeros((len(rows), self.dimension))
-        along[np.arange(len(rows)), rows] = 1.0 if self.target.order > 1 else sigma[rows]
+        along[np.arange(len(rows)), rows] = 1.0 if self._has_products else sigma[rows]
         noise = self._fixed(params, along, 1, self.generator(), expansion=False)
 
-        def kept(shift):
-            found = self._sweep(params, noise, spread=0.0, shift=shift).kept
+        def kept(program, shift=0.0):
+            found = self._sweep(program, params, noise, spread=0.0, shift=shift)[1]
             return np.asarray(found, np.float64).reshape(-1, self.dimension)[: len(rows)]
 
-        if self.target.order > 1:
-            return kept(0.0)
+        if self._has_products:
+            return kept(run_bends)
         # The change of the gradient over a step along the coordinate, a share of its sd.
-        return (kept(_DIFFERENCE) - kept(-_DIFFERENCE)) / (2 * _DIFFERENCE * sigma[rows, None])
+        ahead, behind = (kept(run_slopes, side * _DIFFERENCE) for side in (1, -1))
+        return (ahead - behind) / (2 * _DIFFERENCE * sigma[rows, None])
+
+    # -- programs -----------------------------------------------------------------------------------------------------
 
     def compile(self, params: np.ndarray) -> None:
-        """A sweep over no draws at all compiles the program and does nothing else."""
-        nothing = self._fixed(params, np.zeros((0, self.dimension)), 2, self.generator(), expansion=False)
-        jax.block_until_ready(self._sweep(params, nothing))
+        """Compile `run_slopes`, unless that was done before; `run_bends` is compiled where it is first called.
 
-    def _sweep(self, params, noise: FixedNoise, direction=None, spread: float = 1.0, shift: float = 0.0):
+        A sweep over no draws at all compiles a program and does nothing else.
+        """
+        arrays = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(self._arrays))
+        known = hash((self._structure, arrays, self._size, self._num_kept, self.dtype))
+        if known in _COMPILED:
+            return
+        nothing = self._fixed(params, np.zeros((0, self.dimension)), 2, self.generator(), expansion=False)
+        arguments = self._arguments(nothing, self._point(params))
+        jax.block_until_ready(run_slopes(*arguments))
+        _COMPILED.add(known)
+
+    def settle(self) -> None:
+        """From now on Hessian products are those of `run_bends`."""
+        self.settled = True
+
+    @property
+    def _has_products(self) -> bool:
+        return self.settled and self.target.order > 1
+
+    def _point(self, params, direction=None, spread: float = 1.0, shift: float = 0.0) -> Point:
         # numpy scalars and arrays enter the program as they are: no operation of JAX, no compilation, no constant.
         real = self.dtype.type
         along = np.zeros(self.num_params, real) if direction is None else direction.astype(self.dtype)
-        point = Point(params.astype(self.dtype), along, real(spread), real(shift))
+        return Point(params.astype(self.dtype), along, real(spread), real(shift))
+
+    def _arguments(self, noise: FixedNoise, point: Point) -> tuple:
+        return self._structure, MOST_PARTS, self._num_kept, self._arrays, noise.buffer, point
+
+    def _sweep(
+        self, program, params, noise: FixedNoise, direction=None, spread: float = 1.0, shift: float = 0.0
+    ) -> tuple:
         num_draws = noise.num_chunks * CHUNK
-        self.counts = self.counts.plus(num_draws, num_draws, num_draws if self.target.order > 1 else 0)
-        return run_sweep(self._structure, MOST_PARTS, self._num_kept, self._arrays, noise.buffer, point)
+        self.counts = self.counts.plus(num_draws, num_draws, num_draws if program is run_bends else 0)
+        return program(*self._arguments(noise, self._point(params, direction, spread, shift)))
 
 
-def _self_normalised(noise: FixedNoise, log_p, part_grads, weights) -> tuple[np.ndarray, Weighted]:
+def _self_normalised(noise: FixedNoise, log_p, part_grads, found: Slopes) -> tuple[np.ndarray, Weighted]:
     """Gradients of the weighted mean of `log_p` on each part of the noise, and that mean on all of it."""
-    w = weights.values.reshape(-1)[: noise.num_draws].astype(np.float64)
-    part_slopes = weights.part_grads[: noise.num_parts].astype(np.float64) * (noise.num_parts / noise.num_chunks)
+    assert found.weights is not None and found.weight_grads is not None
+    w = found.weights.reshape(-1)[: noise.num_draws]
+    part_slopes = found.weight_grads[: noise.num_parts] * (noise.num_parts / noise.num_chunks)
     share, total = w.reshape(noise.num_parts, -1), w.mean()
     means = (share * log_p.reshape(noise.num_parts, -1)).mean(1)[:, None] / share.mean(1)[:, None]
     mean, slope = w @ log_p / w.sum(), part_slopes.mean(0)

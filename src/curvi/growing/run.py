@@ -36,6 +36,7 @@ _FARTHEST = 0.25  # exponents of a q that ran away, as a share of the largest nu
 _LARGEST_ERROR = 1.0  # nats: an ELBO less certain than this, and a hundredth a dimension, is of no use
 _FIRST_RADIUS = 1.0  # nats
 _DRAWS_A_VALUE = 16  # of a discrete latent, so that each value shows
+_LARGEST_REPEATED = 256  # dimensions
 _KICK = 0.1  # in sds of q
 _START_SPREAD = 2.0  # in unconstrained units, as NumPyro's init_to_uniform and Stan's random inits
 # Draws of the final check; fewer where dimension and with it the cost of a draw is likely to be large.
@@ -160,11 +161,12 @@ class GrowingRun:
             if end is End.MOVED:
                 index += 1
                 continue
+            self._settle()
             bias = self._bias(noise)
             last = num_draws >= capacity or self.taken >= limit
             if bias.definite and (bias.nats <= _BIAS_SHARE * tolerance or last):
                 gain = self._certify(index, num_draws)
-                if self.gain + 2 * self.gain_se <= tolerance and (self._value_is_known() or last):
+                if self.gain + 2 * self.gain_se <= tolerance and self._value_is_known():
                     outcome = self._second_thoughts(gain)
                     if outcome is not Outcome.NOT_A_MAXIMUM or self.kicked or self.taken >= limit:
                         return outcome
@@ -198,6 +200,15 @@ class GrowingRun:
         # A radius that shrank at the end of a climb says little of the next noise.
         self.radius = max(step.radius, 0.1) if over or step is not first else self.radius
         return end, step.look.value - before
+
+    def _settle(self) -> None:
+        """Exact Hessian products from now on, and an exact expansion where that costs little."""
+        if self.objective.settled:
+            return
+        self.objective.settle()
+        if self.objective.expansion is not None and self.objective.dimension <= _LARGEST_REPEATED:
+            # At a kink the differences were wide of the mark.
+            self.objective.expand(self.params)
 
     def _note(self, step: Step, noise: FixedNoise) -> None:
         error = abs(np.diff(step.look.part_means(2))[0]) / 2
@@ -301,6 +312,9 @@ class GrowingRun:
             if self.objective.num_rare:
                 return Outcome.NOISE_LIMIT  # what curves upwards may be the noise of the score's curvature
             return self._smoothness(doubts.SUSPECT_DISCREPANCY) or Outcome.NOT_A_MAXIMUM
+        if self.taken >= _ENDLESS and self.gain_se > _ROUGH:
+            self.gain = self.gain_se = float("inf")
+            return Outcome.NOT_A_MAXIMUM
         if end in (End.PRECISION, End.STUCK):
             return Outcome.PRECISION
         return Outcome.NOISE_LIMIT if self.gain <= max(tolerance, 3 * self.gain_se) else Outcome.MAX_STEPS
@@ -315,10 +329,13 @@ class GrowingRun:
             self.objective.counts = self.counts.plus(log_density=FINAL_DRAWS)
             return mean_and_error(log_ratios(self.target, self.q, self.key, FINAL_DRAWS))
         noise, look = self._check_look()
-        parts = noise.values.reshape(noise.num_parts, -1, self.objective.dimension)
-        values = look.part_means(noise.num_parts)
+        num_pairs = noise.num_draws // 2  # independent of each other, on this noise
+        parts = noise.values.reshape(num_pairs, 2, self.objective.dimension)
+        values = look.part_means(num_pairs)
         if self.objective.expansion is not None:
-            values = values - self.objective.expansion.part_excess(parts, np.exp(self.params[1::2]))[0]
+            excess = self.objective.expansion.part_excess(parts, np.exp(self.params[1::2]))[0]
+            # H0 is that of the mean, which may be far from typical: as much of it as explains the values.
+            values = values - _share(values, excess) * excess
         mean, error = mean_and_error(values)
         return mean + look.entropy, error
 
@@ -383,7 +400,7 @@ class GrowingRun:
             "radius": radius,
             "round": self.round,
             "cut": none if cut is None else cut.numbers(),
-            "counters": (self.taken, self.last_draws, self.found_start, self.kicked),
+            "counters": (self.taken, self.last_draws, self.found_start, self.kicked, self.objective.settled),
             "num_starts": self.num_starts if cut is None else 1,
         }
 
@@ -399,7 +416,8 @@ class GrowingRun:
             self.objective.expansion = Expansion(state["hessian"], state["sigma"])
         self.round = tuple(int(number) for number in state["round"])
         self.cut = _Cut.of(state["cut"]) if state["cut"].size else None
-        self.taken, self.last_draws, self.found_start, self.kicked = (int(number) for number in state["counters"])
+        counters = (int(number) for number in state["counters"])
+        self.taken, self.last_draws, self.found_start, self.kicked, self.objective.settled = counters
         self.num_starts, self.paused_at = int(state["num_starts"]), dict(state)
         self.objective.counts = paused.counts
         columns = {field.name: getattr(paused.history, field.name) for field in dataclasses.fields(History)}
@@ -427,3 +445,9 @@ class GrowingRun:
             accepted=column("accepted", dtype=bool),
             curvature_weight=column("curvature_weight", 1.0),
         )
+
+
+def _share(values: np.ndarray, excess: np.ndarray) -> float:
+    """The multiple of `excess` that leaves the least of the values' variance."""
+    spread = np.var(excess)
+    return float(np.mean((values - values.mean()) * (excess - excess.mean())) / spread) if spread > 0 else 0.0

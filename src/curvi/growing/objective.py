@@ -81,7 +81,7 @@ class Look:
         return 1.0 if self.weighted is None else self.weighted.effective
 
     def part_means(self, num_parts: int) -> np.ndarray:
-        """Means of ln p over parts of the draws; to first order where these are weighted, so that parts may be small."""
+        """Means of ln p over parts of the draws; to first order where they are weighted, so that parts may be small."""
         if self.weighted is None:
             return self.log_p.reshape(num_parts, -1).mean(1)
         w = self.weighted

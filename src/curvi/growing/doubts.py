@@ -47,10 +47,9 @@ def smoothness(
             # Among hundreds of heavy-tailed terms one may stand out by chance, but not twice in the same place.
             again_noise = objective.noise(params, (stream, 2), noise.num_draws, match=False)
             again = _disagreement(objective, params, again_noise, objective(params, again_noise))
-            if np.any(
-                twice := (np.abs(z) > _LARGEST_Z)
-                & (~(np.sign(z) * again <= _LARGEST_Z / 2) | ~(np.abs(again) <= _LARGEST_Z))
-            ):
+            # Derivatives of fine ripples are wrong with either sign.
+            by_chance = (np.sign(z) * again <= _LARGEST_Z / 2) & (np.abs(again) <= _LARGEST_Z)
+            if np.any(twice := (np.abs(z) > _LARGEST_Z) & ~by_chance):
                 return Doubt(Outcome.DISAGREEMENT, np.abs(z) * twice)
     apart, size = _secant(objective, params, stream)
     # Steps to where ln p is not finite say nothing.

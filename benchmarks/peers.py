@@ -1,9 +1,9 @@
 """curvi against other libraries: how near to the best mean field, at what cost.
 
 Each run appends a line to benchmarks/results/peers.jsonl; docs/peers.md and its picture are made of those lines.
-Every problem has a process of its own, in which curvi's first fit comes before anything else is compiled.
+Every method has a process of its own on every problem, in which it finds nothing compiled.
 
-python benchmarks/peers.py [--short | --full] [--problems ...] [--methods ...] [--budget SECONDS] [--cold] [--tables]
+python benchmarks/peers.py [--short | --full] [--problems ...] [--methods ...] [--budget SECONDS] [--tables]
 """
 
 import argparse
@@ -32,7 +32,6 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", metavar="NAME", help=f"these only, of {', '.join(SHORT_METHODS)}")
     parser.add_argument("--budget", type=float, metavar="SECONDS", help="most seconds of one run, without compilation")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1], metavar="SEED")
-    parser.add_argument("--cold", action="store_true", help="a process of its own for every method")
     parser.add_argument("--tables", action="store_true", help="run nothing, only make tables and picture of the lines")
     parser.add_argument("--output", type=Path, default=RESULTS, metavar="FILE")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
@@ -62,18 +61,19 @@ def run_all(options) -> None:
         sys.exit(f"no method named {', '.join(unknown)}; there are {', '.join(SHORT_METHODS)}")
     for name in names:
         for seed in options.seeds:
-            for methods in [[m] for m in options.methods] if options.cold else [options.methods]:
-                command = [sys.executable, __file__, "--here", "--problems", name, "--methods", *methods]
+            for method in options.methods:
+                command = [sys.executable, __file__, "--here", "--problems", name, "--methods", method]
                 command += ["--seeds", str(seed), "--budget", str(options.budget), "--output", str(options.output)]
                 began = time.perf_counter()
-                done = subprocess.run(command + (["--full"] if options.full else []), env=dict(os.environ))
-                print(
-                    f"{name}: {time.perf_counter() - began:.0f} s" + (" FAILED" if done.returncode else ""), flush=True
-                )
+                # Threads for XLA: with two, the peers' batched LAPACK calls can wait for each other for ever.
+                environment = {"NPROC": str(max(8, os.cpu_count() or 1)), **os.environ}
+                done = subprocess.run(command + (["--full"] if options.full else []), env=environment)
+                passed = f"{name}, {method}: {time.perf_counter() - began:.0f} s"
+                print(passed + (" FAILED" if done.returncode else ""), flush=True)
 
 
 def run_problem(name: str, options, seed: int) -> None:
-    """All methods on one problem, in this process."""
+    """One method on one problem, in this process."""
     import jax
 
     jax.config.update("jax_enable_x64", True)
@@ -90,13 +90,11 @@ def run_problem(name: str, options, seed: int) -> None:
     build_seconds = time.perf_counter() - began
     flat = Flat(problem.target)
     task = Task(problem, flat, seed, options.budget, options.full)
-    # The first method finds a process that has compiled nothing; curvi is it wherever it runs.
-    methods = sorted(options.methods, key=lambda name: name != "curvi")
-    first = _runs(task, methods[0])
+    runs = _runs(task, options.methods[0])
     bare = bare_compile_seconds(flat)
     judge = Judge(problem, flat, reference(task))
 
-    def write(run, fresh=False):
+    def write(run):
         measured = judge(run)
         peers = {package: _version(package) for package in PEERS}
         setting = run.setting if run.method == "curvi" else {**run.setting, "budget": options.budget}
@@ -104,7 +102,7 @@ def run_problem(name: str, options, seed: int) -> None:
             options.output, problem.name, run.method, setting, seed, num_latents=flat.size, family=run.family,
             compile_seconds=run.compile_seconds, run_seconds=run.run_seconds, build_seconds=build_seconds,
             calls=vars(run.calls), outcome=run.outcome, **measured, peers=peers, curvi_source=source_hash(),
-            bare_compile_seconds=bare, fresh=fresh, num_cpus=os.cpu_count(), load=os.getloadavg()[0],
+            bare_compile_seconds=bare, num_cpus=os.cpu_count(), load=os.getloadavg()[0],
         )  # fmt: skip
         gap, hit = measured["gap"], measured["seconds_to"]["0.1"]
         shown = "no number" if gap is None else f"{gap:9.4f}"
@@ -114,11 +112,8 @@ def run_problem(name: str, options, seed: int) -> None:
             flush=True,
         )
 
-    for run in first:
-        write(run, fresh=True)
-    for method in methods[1:]:
-        for run in _runs(task, method):
-            write(run)
+    for run in runs:
+        write(run)
 
 
 def _runs(task, method: str) -> list:

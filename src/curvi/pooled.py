@@ -111,9 +111,10 @@ class PooledRun(RecordedRun):
             self.pool.add(batch)
             if rare is not None:
                 self.pool.add(rare)
-            there = self._estimate(candidate)
-            error = float(np.hypot(local.value_se, there.value_se)) + self._rounding(local.value)
-            accept = self.trust.judge(there.value - local.value, error, predicted, divergence)
+            # Both from the same pool: what the new draws teach of the old q must not count as a gain or a loss.
+            here, there = self._estimate(self.q), self._estimate(candidate)
+            error = float(np.hypot(here.value_se, there.value_se)) + self._rounding(here.value)
+            accept = self.trust.judge(there.value - here.value, error, predicted, divergence)
             if accept:
                 self.q, local, rejected = candidate, there, 0
                 self.elbo, self.elbo_se, self.gain, self.gain_se = certificate or (
@@ -123,7 +124,7 @@ class PooledRun(RecordedRun):
                 )
             else:
                 # What the batch taught stays: its draws are in the pool.
-                local, rejected = self._estimate(self.q), rejected + 1
+                local, rejected = here, rejected + 1
             self.record(local.value, local.value_se, size, local.curvature.believed, accept)
             if accept and verdict and local.model.definite and self.gain + _NUM_ERRORS * self.gain_se <= tolerance:
                 return Outcome.CONVERGED

@@ -75,10 +75,11 @@ class Pool:
         densities = np.stack([share + self._density(batch) for share, batch in zip(shares, self.batches)])
         weights = np.exp(log_q - np.logaddexp.reduce(densities, 0))
         ends = np.cumsum([len(batch) for batch in self.batches])[:-1]
-        for batch, part in zip(self.batches, np.split(weights, ends)):
-            batch.worth = float(part.mean())
         # A rare value of a discrete factor has a small weight and a large score: it is what little is known of it.
-        useful = weights * np.maximum(1.0, np.mean(scores**2, 1)) >= least
+        use = weights * np.maximum(1.0, np.mean(scores**2, 1))
+        for batch, part in zip(self.batches, np.split(use, ends)):
+            batch.worth = float(part.mean())
+        useful = use >= least
         return View(scores[useful], (log_p - log_q)[useful], weights[useful])
 
     def _density(self, asked: Batch) -> np.ndarray:

@@ -92,7 +92,8 @@ def _secant(objective: Objective, params: np.ndarray, stream: int) -> tuple[np.n
     noise = objective.noise(params, (stream, 1), min(objective.capacity, _SECANT_DRAWS), match=False)
     look = objective(params, noise)
     scale = look.spreads
-    along = np.sign(random_vector(objective, stream)) * scale  # every parameter by as much
+    # Every parameter by as much, but for those that derivatives of the model have no part in.
+    along = np.sign(random_vector(objective, stream)) * scale * objective.follows
     product = objective.product(params, noise, look, along)
     ahead, behind = (objective(params + side * _SECANT * along, noise).grad for side in (1, -1))
     secant = (ahead - behind) / (2 * _SECANT)

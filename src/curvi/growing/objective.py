@@ -9,9 +9,8 @@ import numpy as np
 from curvi.estimate.design import matched_noise
 from curvi.estimate.hybrid import farthest, noise_columns, num_staying_params
 from curvi.family import MeanField
-from curvi.family.continuous import Normal
 from curvi.growing.expansion import Excess, Expansion
-from curvi.growing.sweep import CHUNK, Buffer, Point, Slopes, Unpack, run_bends, run_slopes, split_structure
+from curvi.growing.sweep import CHUNK, Buffer, Point, Slopes, Unpack, all_normal, run_bends, run_slopes, split_structure
 from curvi.ledger import CallCounts
 from curvi.target import AbstractTarget, MinibatchTarget
 
@@ -19,6 +18,8 @@ MOST_PARTS = 8
 # For targets of order 1: half the length of the steps over which gradients are compared, in sds of q. The error of
 # central differences is its square; a kink needs some width to show.
 _DIFFERENCE = 0.02
+_ENTROPY = 0.5 * (1 + np.log(2 * np.pi))  # of a standard normal
+_STEP = 1e-5  # in sds of q, of differences to one side
 _LARGEST_HESSIAN = 10_240  # dimensions: two matrices of 840 MB
 _COMPILED: set[int] = set()  # what has been compiled: to do nothing twice costs a millisecond
 
@@ -111,13 +112,14 @@ class Objective:
         self.target, self.capacity = target, capacity
         self.matched = noise_columns(q)
         self.num_rare = num_staying_params(q)
+        self.follows = np.repeat(*_following(q))  # by parameter: whether its factor is reparameterised
         self._farthest = farthest(q)
         self.dimension, self.num_params = len(self.matched), q.num_params
         self.dtype = np.dtype(q.params.dtype)
         # Words of the key seed the host's generators: every operation of JAX outside the program would cost a
         # compilation.
         self.words = np.asarray(jax.random.key_data(key)).astype(np.uint32)
-        self.normal = all(isinstance(factor, Normal) for factor in q.layout.factors)
+        self.normal = all_normal(q)
         self.expandable = self.normal and self.dimension <= _LARGEST_HESSIAN
         self.expansion: Expansion | None = None
         self.counts = CallCounts()
@@ -126,8 +128,8 @@ class Objective:
         self._size = capacity // CHUNK  # of the buffer, in chunks
         self._unpack = Unpack(q, self._size, MOST_PARTS)
         self._num_kept = min(-(-self.dimension // CHUNK), self._size) if self.expandable else 0
-        self.settled = target.order == 1
-        self._step = np.finfo(self.dtype).eps ** 0.33  # in sds of q, of differences to one side
+        # Differences of gradients to one side need the digits of double precision.
+        self.settled = target.order == 1 or self.dtype != np.float64
 
     # -- noise --------------------------------------------------------------------------------------------------------
 
@@ -184,24 +186,25 @@ class Objective:
         found = self._unpack.slopes(self._sweep(run_slopes, params, noise)[0])
         log_p = found.values.reshape(-1)[: noise.num_draws]
         part_grads = found.part_grads[: noise.num_parts] * (noise.num_parts / noise.num_chunks)
-        weighted, entropy, excess_grad = None, float(found.exact), 0.0
+        weighted, excess_grad = None, 0.0
+        entropy, exact_grad, fisher = normal_part(params) if self.normal else found[-3:]
         if found.weights is None:
             value, grad = log_p.mean(), part_grads.mean(0)
         else:
             part_grads, weighted = _self_normalised(noise, log_p, part_grads, found)
             value, grad = weighted.mean, weighted.grad
-        value, grad, part_grads = value + entropy, grad + found.exact_grad, part_grads + found.exact_grad
+        value, grad, part_grads = value + entropy, grad + exact_grad, part_grads + exact_grad
         if noise.excess is not None:
             sigma = np.exp(params[1::2])
             excess_grad = sigma * (noise.excess @ sigma)
             value -= excess_grad.sum() / 2
             grad[1::2] -= excess_grad
-        return Look(float(value), grad, part_grads, log_p, entropy, list(found.fisher), excess_grad, weighted)
+        return Look(float(value), grad, part_grads, log_p, float(entropy), list(fisher), excess_grad, weighted)
 
     def product(self, params: np.ndarray, noise: FixedNoise, look: Look, direction: np.ndarray) -> np.ndarray:
         """The Hessian times `direction`, where `look` was taken."""
         if not self.settled:
-            share = self._step / np.max(np.abs(direction / look.spreads))
+            share = _STEP / np.max(np.abs(direction / look.spreads))
             return (self(params + share * direction, noise).grad - look.grad) / share
         if not self._has_products:
             share = _DIFFERENCE / np.max(np.abs(direction / look.spreads))
@@ -211,7 +214,8 @@ class Objective:
         product = found.product / noise.num_chunks
         if look.weighted is not None and found.weight_product is not None:
             product = look.weighted.product(product, found.weight_product / noise.num_chunks, direction)
-        product = product + found.exact_product
+        if found.exact_product is not None:
+            product = product + found.exact_product
         if noise.excess is not None:
             sigma, along = np.exp(params[1::2]), direction[1::2]
             product[1::2] -= sigma * (noise.excess @ (sigma * along)) + along * look.excess_grad
@@ -257,7 +261,7 @@ class Objective:
     # -- programs -----------------------------------------------------------------------------------------------------
 
     def compile(self, params: np.ndarray) -> None:
-        """Compile `run_slopes`, unless that was done before; `run_bends` is compiled where it is first called.
+        """Compile what is used from the start, unless that was done before.
 
         A sweep over no draws at all compiles a program and does nothing else.
         """
@@ -267,7 +271,8 @@ class Objective:
             return
         nothing = self._fixed(params, np.zeros((0, self.dimension)), 2, self.generator(), expansion=False)
         arguments = self._arguments(nothing, self._point(params))
-        jax.block_until_ready(run_slopes(*arguments))
+        for program in (run_slopes, run_bends) if self._has_products else (run_slopes,):
+            jax.block_until_ready(program(*arguments))
         _COMPILED.add(known)
 
     def settle(self) -> None:
@@ -293,6 +298,20 @@ class Objective:
         num_draws = noise.num_chunks * CHUNK
         self.counts = self.counts.plus(num_draws, num_draws, num_draws if program is run_bends else 0)
         return program(*self._arguments(noise, self._point(params, direction, spread, shift)))
+
+
+def _following(q: MeanField) -> tuple[list[bool], list[int]]:
+    factors, counts = q.layout.factors, q.layout.counts
+    return [f.reparameterised for f in factors], [f.num_params * n for f, n in zip(factors, counts)]
+
+
+def normal_part(params: np.ndarray) -> tuple[float, np.ndarray, tuple[np.ndarray]]:
+    """Entropy of normal factors, its gradient (the Hessian is zero), and their Fisher information."""
+    log_sigma = params[1::2]
+    gradient, fisher = np.zeros(params.size), np.zeros((log_sigma.size, 2, 2))
+    gradient[1::2] = 1.0
+    fisher[:, 0, 0], fisher[:, 1, 1] = np.exp(-2 * log_sigma), 2.0
+    return float(log_sigma.sum() + log_sigma.size * _ENTROPY), gradient, (fisher,)
 
 
 def _self_normalised(noise: FixedNoise, log_p, part_grads, found: Slopes) -> tuple[np.ndarray, Weighted]:

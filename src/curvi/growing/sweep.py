@@ -20,6 +20,7 @@ from jaxtyping import Array, Float, Int
 
 from curvi.estimate.hybrid import drawn_from, exact_part, follow, staying_log_prob
 from curvi.family import MeanField
+from curvi.family.continuous import Normal
 from curvi.over_draws import over_draws
 from curvi.target import AbstractTarget, MinibatchTarget
 
@@ -58,9 +59,11 @@ class Slopes(NamedTuple):
     # Of a hybrid q (`curvi.estimate.hybrid`), else None: the weights of the draws, and their gradients as above.
     weights: Float[Array, "M chunk"] | None
     weight_grads: Float[Array, "G P"] | None
-    exact: Float[Array, ""]  # the entropy of q, or what stands in its place
-    exact_grad: Float[Array, " P"]
-    fisher: tuple[Float[Array, "n k k"], ...]
+    # The entropy of q, or what stands in its place, and the Fisher information; None for normal factors alone: the host
+    # knows theirs, and compilation counts.
+    exact: Float[Array, ""] | None
+    exact_grad: Float[Array, " P"] | None
+    fisher: tuple[Float[Array, "n k k"], ...] | None
 
 
 class Bends(NamedTuple):
@@ -68,7 +71,7 @@ class Bends(NamedTuple):
 
     product: Float[Array, " P"]
     weight_product: Float[Array, " P"] | None
-    exact_product: Float[Array, " P"]
+    exact_product: Float[Array, " P"] | None
 
 
 def slopes(target: AbstractTarget, q: MeanField, buffer: Buffer, point: Point, num_parts: int, num_kept: int):
@@ -105,6 +108,8 @@ def slopes(target: AbstractTarget, q: MeanField, buffer: Buffer, point: Point, n
     kept = jnp.zeros((num_kept, CHUNK, dimension), dtype)
     zero = (each, summed, each if hybrid else None, summed if hybrid else None, kept)
     values, grads, weights, weight_grads, kept = jax.lax.fori_loop(0, buffer.num_chunks, add, zero)
+    if all_normal(q):
+        return Slopes(values, grads, weights, weight_grads, None, None, None), kept
     exact, exact_grad = jax.value_and_grad(_exact(q, buffer))(params)
     fisher = q.replace(params).fisher().blocks
     return Slopes(values, grads, weights, weight_grads, exact, exact_grad, fisher), kept
@@ -143,8 +148,14 @@ def bends(target: AbstractTarget, q: MeanField, buffer: Buffer, point: Point, nu
     kept = jnp.zeros((num_kept, CHUNK, dimension), dtype)
     start = (zero, zero if hybrid else None, kept)
     product, weight_product, kept = jax.lax.fori_loop(0, buffer.num_chunks, add, start)
+    if all_normal(q):
+        return Bends(product, weight_product, None), kept
     exact_product = jax.jvp(jax.grad(_exact(q, buffer)), (params,), (direction,))[1]
     return Bends(product, weight_product, exact_product), kept
+
+
+def all_normal(q: MeanField) -> bool:
+    return all(isinstance(factor, Normal) for factor in q.layout.factors)
 
 
 def _log_density(target: AbstractTarget, q: MeanField, rows):
@@ -237,8 +248,9 @@ class Unpack:
         hybrid = not q.reparameterised
         fisher = tuple((n, f.num_params, f.num_params) for f, n in zip(q.layout.factors, q.layout.counts))
         weights = (each, summed) if hybrid else (None, None)
-        self._slopes = _Parts(Slopes(each, summed, *weights, (), vector, fisher))
-        self._bends = _Parts(Bends(vector, vector if hybrid else None, vector))
+        exact = (None, None, None) if all_normal(q) else ((), vector, fisher)
+        self._slopes = _Parts(Slopes(each, summed, *weights, *exact))
+        self._bends = _Parts(Bends(vector, vector if hybrid else None, exact[1]))
 
     def slopes(self, vector) -> Slopes:
         return self._slopes(vector)

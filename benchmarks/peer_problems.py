@@ -243,4 +243,5 @@ def catalogue() -> dict[str, Callable[[], Problem]]:
     return found
 
 
+LAPACK = ("gp_regr", "gp_pois_regr")  # whose log densities factorise matrices
 SHORT = ("eight_schools", "kidiq", "wells", "garch", "radon", "breast_cancer")

@@ -134,6 +134,7 @@ def run_adam(problem: Problem, rates) -> None:
                 track.seed,
                 calls=None if hit is None else int(track.calls[hit]),
                 spent=int(track.calls[-1]),
+                reference=problem.best_elbo,
             )
         print(problem.name, "Adam", num_draws, f"{done.run_seconds:.0f}s", flush=True)
 
@@ -193,6 +194,7 @@ def run_numpyro(problem: Problem, method: str, rates) -> None:
                 seed,
                 calls=hits.get(lane),
                 spent=steps * num_draws,
+                reference=problem.best_elbo,
             )
         print(problem.name, method, num_draws, steps * num_draws, len(hits), flush=True)
 
@@ -210,8 +212,7 @@ def main() -> None:
             if arguments.only in (None, name):
                 if arguments.part in (None, "regression"):
                     run_regression(name, *model)
-                found = [line for line in lines.read(RESULTS) if line["problem"] == name and "optimum" in line]
-                reference = min(line["optimum"] for line in found)
+                reference = discrete_tables.reference(lines.read(RESULTS), name)
                 gap = lambda params, elbo=model.elbo, reference=reference: reference - elbo(params)  # noqa: E731
                 problem = Problem(name, model.target, model.start, gap, None, reference)
                 if arguments.part in (None, "adam"):

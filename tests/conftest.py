@@ -1,4 +1,5 @@
 import gc
+import importlib.metadata
 import os
 from pathlib import Path
 
@@ -7,6 +8,12 @@ from pathlib import Path
 # threads come to a standstill. With one thread jaxlib does not split a batch. NPROC is the size of XLA's pool.
 for _name in ("NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[_name] = "1"
+
+# Compilation is most of the tests' time, and code that compiles in half of it is good enough for them. XLA does not
+# start with a flag that it does not know, so only versions that are known to have these get them.
+if importlib.metadata.version("jaxlib").startswith(("0.10.", "0.11.")):
+    _QUICK = "--xla_backend_optimization_level=1 --xla_cpu_use_fusion_emitters=false"
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_QUICK}".strip()
 
 import jax  # noqa: E402
 import pytest  # noqa: E402

@@ -3,7 +3,8 @@
 import math
 
 import numpy as np
-from numpyro.distributions import constraints
+from numpyro.distributions import biject_to, constraints, transforms
+from scipy.special import logit
 
 _INDEPENDENT = type(constraints.independent(constraints.real, 1))
 
@@ -85,3 +86,27 @@ def describe(support) -> str:
     if is_count(base):
         return "counts (0, 1, 2, ...)"
     return type(base).__name__.lstrip("_").lower()
+
+
+def to_real(support, value) -> np.ndarray:
+    """The real numbers that numpyro's bijection takes to this value of a continuous support.
+
+    In numpy for the usual bijections: an operation of JAX outside a program costs a compilation.
+    """
+    with np.errstate(all="ignore"):  # infinite at the ends of an interval
+        return np.asarray(_inverse(biject_to(support), np.asarray(value)))
+
+
+def _inverse(transform, value):
+    kind = type(transform)
+    if kind is transforms.ComposeTransform:
+        for part in reversed(transform.parts):
+            value = _inverse(part, value)
+        return value
+    if kind is transforms.IndependentTransform:
+        return _inverse(transform.base_transform, value)
+    if kind is transforms.AffineTransform:
+        return (value - np.asarray(transform.loc)) / np.asarray(transform.scale)
+    if kind is transforms.ExpTransform:
+        return np.log(value)
+    return logit(value) if kind is transforms.SigmoidTransform else transform.inv(value)

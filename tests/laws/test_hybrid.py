@@ -9,7 +9,7 @@ from numpyro.distributions import constraints
 
 import curvi
 from curvi import MeanField
-from curvi.growing import sweep as sweep_module
+from curvi.growing import family_sweep
 from curvi.growing.objective import Objective
 
 NODES, NODE_WEIGHTS = np.polynomial.hermite_e.hermegauss(40)
@@ -85,8 +85,8 @@ def test_a_gradient_without_scores_fails_the_law(monkeypatch):
     def without_score(q, x):
         return jax.lax.stop_gradient(staying_log_prob(q, x))
 
-    staying_log_prob = sweep_module.staying_log_prob
-    monkeypatch.setattr(sweep_module, "staying_log_prob", without_score)
+    staying_log_prob = family_sweep.staying_log_prob
+    monkeypatch.setattr(family_sweep, "staying_log_prob", without_score)
     jax.clear_caches()
     _, grad, _, _ = replicates(BEFORE, count=60)
     jax.clear_caches()

@@ -101,7 +101,8 @@ def check_optimum(found, nats):
 def check_verdict(found):
     """It says no more than it knows."""
     problem = exact.gaussian()
-    assert abs(found.elbo - (problem.best - problem.gap(found.q))) < 4 * found.elbo_se
+    rounding = 100 * np.finfo(np.float64).eps * abs(problem.best)  # where all draws agree there is no other error
+    assert abs(found.elbo - (problem.best - problem.gap(found.q))) < 4 * found.elbo_se + rounding
     assert np.isfinite(found.remaining_gain) and found.remaining_gain_se >= 0
     # Near the optimum the decrement is the gap: the certificate must hold, whatever the method.
     assert abs(found.remaining_gain - problem.gap(found.q)) < 4 * found.remaining_gain_se + 0.01

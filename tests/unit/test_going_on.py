@@ -153,7 +153,7 @@ def test_a_converged_fit_is_returned_as_it_is():
 def test_an_interrupted_fit_goes_on(method, monkeypatch):
     options = {"tolerance": 1e-3, "num_steps": 120 if method else None, "method": method}
     whole = fit(rosenbrock(), **options)
-    module = importlib.import_module("curvi.stepwise" if method else "curvi.growing.objective")
+    module = importlib.import_module("curvi.stepwise" if method else "curvi.growing.normal_sweep")
     name = "run_chunk" if method else "run_slopes"
     original = getattr(module, name)
     cut = 0

@@ -75,8 +75,7 @@ class MeanField(eqx.Module):
             factor = _resolve(latent, chosen.get(latent.name))
             pushed = factor.real_line and not supports.is_real(latent.support)
             value = target.init[latent.name]
-            # numpy on the host: each operation of JAX outside a program costs a compilation.
-            working = np.asarray(biject_to(latent.support).inv(value) if pushed else value)
+            working = supports.to_real(latent.support, value) if pushed else np.asarray(value)
             working = working.reshape(-1, *factor.event_shape)
             with np.errstate(all="ignore"):  # what is not finite is refused by name
                 params = _inside(factor.start(working).astype(target.dtype), latent)

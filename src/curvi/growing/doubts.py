@@ -102,10 +102,13 @@ def _secant(objective: Objective, params: np.ndarray, stream: int) -> tuple[np.n
 
 def _disagreement(objective: Objective, params: np.ndarray, noise: FixedNoise, look: Look) -> np.ndarray:
     parts = objective.corrected_part_grads(params, noise, look)
-    return score_disagreement(noise.values, look.log_p, look.grad, parts.std(0, ddof=1) / len(parts) ** 0.5, params)
+    # Of draws that rounding does not tell apart, values know no slope.
+    immaterial = np.hypot(_MATERIAL, np.finfo(objective.dtype).eps * np.max(np.abs(look.log_p)))
+    errors = parts.std(0, ddof=1) / len(parts) ** 0.5
+    return score_disagreement(noise.values, look.log_p, look.grad, errors, params, immaterial)
 
 
-def score_disagreement(noise, log_p, gradient, gradient_error, params) -> np.ndarray:
+def score_disagreement(noise, log_p, gradient, gradient_error, params, immaterial: float) -> np.ndarray:
     """z-scores between the pathwise gradient and the score gradient of normal factors, on the same mirrored draws.
 
     The score gradient needs values of ln p alone, and is right for any ln p; both estimate the same gradient where ln p
@@ -118,5 +121,5 @@ def score_disagreement(noise, log_p, gradient, gradient_error, params) -> np.nda
     centred = log_ratio - log_ratio.mean()
     scores = np.stack([noise, (noise**2 - 1) / np.sqrt(2)], -1)
     pairs = (centred[:, None, None] * scores - path).reshape(len(noise) // 2, 2, *path.shape).mean(1)
-    error = np.sqrt(pairs.var(0, ddof=1) / len(pairs) + path_error**2 + _MATERIAL**2)
+    error = np.sqrt(pairs.var(0, ddof=1) / len(pairs) + path_error**2 + immaterial**2)
     return (pairs.mean(0) / error).reshape(-1)

@@ -10,7 +10,7 @@ whatever its expansion point. Taking that off is the second-order control variat
 """
 
 import numpy as np
-from scipy.linalg import solve_triangular
+from scipy.linalg.lapack import dtrtrs
 
 _LEAST = 1e-6
 _LARGEST_STORED = 2048  # dimensions up to which K is stored
@@ -22,13 +22,17 @@ class Expansion:
     def __init__(self, hessian: np.ndarray, sigma: np.ndarray):
         self.sigma = sigma
         # None at all where the mean of q is a singular point.
-        usable = bool(np.all(np.isfinite(hessian)))
-        self.hessian = (hessian + hessian.T) / 2 if usable else np.zeros_like(hessian)
+        self.hessian = (hessian + hessian.T) / 2 if np.all(np.isfinite(hessian)) else np.zeros_like(hessian)
+        self.lower = self._metric() if self.hessian.any() else None
+
+    def _metric(self) -> np.ndarray | None:
+        """Cholesky factor of -H0, None where that is not definite."""
         try:
             # A little of the Fisher information: a flat direction must not outweigh all others in the metric.
-            self.lower = np.linalg.cholesky(np.diag(_LEAST / sigma**2) - self.hessian)
+            # In LAPACK's own order of entries, or it would be copied at every use.
+            return np.asfortranarray(np.linalg.cholesky(np.diag(_LEAST / self.sigma**2) - self.hessian))
         except np.linalg.LinAlgError:
-            self.lower = None
+            return None
 
     def excess(self, noise: np.ndarray) -> "Excess":
         """K of this noise."""
@@ -43,11 +47,12 @@ class Expansion:
 
     def whiten(self, v: np.ndarray) -> np.ndarray:
         """L^-1 v with -H0 = L L', about."""
-        return solve_triangular(self.lower, v, lower=True, check_finite=False)
+        # Not SciPy's solve_triangular, whose checks take longer than the solution of a small system.
+        return dtrtrs(self.lower, v, lower=1)[0]
 
     def unwhiten(self, v: np.ndarray) -> np.ndarray:
         """L^-T v."""
-        return solve_triangular(self.lower, v, lower=True, trans=1, check_finite=False)
+        return dtrtrs(self.lower, v, lower=1, trans=1)[0]
 
 
 class Excess:

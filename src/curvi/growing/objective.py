@@ -1,6 +1,7 @@
 """The ELBO on fixed noise, as a function of numpy vectors, with what a Newton step needs besides."""
 
 import dataclasses
+import functools
 from typing import TypeGuard
 
 import jax
@@ -10,15 +11,15 @@ from curvi.estimate.design import matched_noise
 from curvi.estimate.hybrid import farthest, noise_columns, num_staying_params
 from curvi.family import MeanField
 from curvi.growing.expansion import Excess, Expansion
-from curvi.growing.sweep import CHUNK, Buffer, Point, Slopes, Unpack, all_normal, run_bends, run_slopes, split_structure
+from curvi.growing.family_sweep import FamilySweeps
+from curvi.growing.normal_sweep import NormalSweeps, all_normal
+from curvi.growing.sweep import CHUNK, MOST_PARTS, Buffer, Slopes
 from curvi.ledger import CallCounts
 from curvi.target import AbstractTarget, MinibatchTarget
 
-MOST_PARTS = 8
 # For targets of order 1: half the length of the steps over which gradients are compared, in sds of q. The error of
 # central differences is its square; a kink needs some width to show.
 _DIFFERENCE = 0.02
-_ENTROPY = 0.5 * (1 + np.log(2 * np.pi))  # of a standard normal
 _STEP = 1e-5  # in sds of q, of differences to one side
 _LARGEST_HESSIAN = 10_240  # dimensions: two matrices of 840 MB
 _COMPILED: set[int] = set()  # what has been compiled: to do nothing twice costs a millisecond
@@ -89,7 +90,7 @@ class Look:
         terms = w.mean + w.weights * (self.log_p - w.mean) / w.total
         return terms.reshape(num_parts, -1).mean(1)
 
-    @property
+    @functools.cached_property
     def spreads(self) -> np.ndarray:
         """Steps of one sd of q in each parameter: the inverse root of the Fisher information's diagonal."""
         diagonals = [np.diagonal(block, axis1=-2, axis2=-1).ravel() for block in self.fisher]
@@ -122,12 +123,14 @@ class Objective:
         self.normal = all_normal(q)
         self.expandable = self.normal and self.dimension <= _LARGEST_HESSIAN
         self.expansion: Expansion | None = None
+        self._units: FixedNoise | None = None
         self.counts = CallCounts()
         self.epoch = epoch_draws(target)
-        self._structure, self._arrays = split_structure(target, q)
         self._size = capacity // CHUNK  # of the buffer, in chunks
-        self._unpack = Unpack(q, self._size, MOST_PARTS)
-        self._num_kept = min(-(-self.dimension // CHUNK), self._size) if self.expandable else 0
+        num_kept = min(-(-self.dimension // CHUNK), self._size) if self.expandable else 0
+        self._sweeps = (
+            NormalSweeps(target, q, self._size, num_kept) if self.normal else FamilySweeps(target, q, self._size)
+        )
         # Differences of gradients to one side need the digits of double precision.
         self.settled = target.order == 1 or self.dtype != np.float64
 
@@ -137,11 +140,18 @@ class Objective:
         return np.random.default_rng([*self.words, *stream])
 
     def noise(
-        self, before: np.ndarray, stream: tuple[int, ...], num_draws: int, num_parts: int = 2, match: bool = True
+        self,
+        before: np.ndarray,
+        stream: tuple[int, ...],
+        num_draws: int,
+        num_parts: int = 2,
+        match: bool = True,
+        correct: bool = True,
     ) -> FixedNoise:
         """Fresh noise of `num_draws` draws; the same stream gives the same noise.
 
-        Factors that are not reparameterised are drawn at the parameters `before`.
+        Factors that are not reparameterised are drawn at the parameters `before`. Where the Hessian at the mean is
+        known, it serves as control variate, unless `correct` is false.
 
         Where chunks see batches of their own, each chunk has noise of its own, so that the moments of a batch's draws
         match, too, and no noise is left of a model whose rows are quadratic.
@@ -149,28 +159,28 @@ class Objective:
         rng = self.generator(*stream)
         independent = num_draws // CHUNK if self.epoch else num_parts
         values = matched_noise(rng, num_draws, self.dimension, independent, match & self.matched)
-        return self._fixed(before, values, min(num_parts, MOST_PARTS), rng)
+        return self._fixed(before, values, min(num_parts, MOST_PARTS), rng, correct)
 
-    def _fixed(self, before: np.ndarray, values: np.ndarray, num_parts: int, rng, expansion=True) -> FixedNoise:
+    def _fixed(self, before: np.ndarray, values: np.ndarray, num_parts: int, rng, correct=False) -> FixedNoise:
         size, num_chunks = self._size, -(-len(values) // CHUNK)
         buffer = np.zeros((size * CHUNK, self.dimension), self.dtype)
         buffer[: len(values)] = values
-        part = np.minimum(np.arange(size) * num_parts // max(num_chunks, 1), num_parts - 1).astype(np.int32)
-        rows = self._rows_of_chunks(part[:num_chunks], rng)
-        draws = buffer.reshape(size, CHUNK, -1)
-        device = jax.device_put(Buffer(draws, part, np.int32(num_chunks), rows, before.astype(self.dtype)))
-        excess = self.expansion.excess(values) if self.expansion is not None and expansion else None
+        part, count = _plan(size, num_chunks, num_parts)
+        rows, before = _nothing(size) if self.normal else (_nothing(size)[0], before)
+        if _in_batches(self.target):
+            rows = self._rows_of_chunks(self.target, np.asarray(part)[:num_chunks], rng)
+        # On the device ahead of its use: what a program has to fetch from the host costs it some microseconds.
+        device = jax.device_put(Buffer(buffer.reshape(size, CHUNK, -1), part, count, rows, before))
+        excess = self.expansion.excess(values) if self.expansion is not None and correct else None
         return FixedNoise(values, num_parts, device, excess)
 
-    def _rows_of_chunks(self, part: np.ndarray, rng) -> np.ndarray:
+    def _rows_of_chunks(self, target: MinibatchTarget, part: np.ndarray, rng) -> np.ndarray:
         """Rows of the batch of each chunk.
 
         Within a part of the noise, batches follow a random order of all rows, and another where that is at its end:
         a part of one epoch or more has seen all rows about equally often, and the noise of batches is all but gone.
         """
-        if not _in_batches(self.target):
-            return np.zeros((self._size, 0), np.int32)
-        num_rows, batch_size = self.target.num_rows, self.target.batch_size
+        num_rows, batch_size = target.num_rows, target.batch_size
         rows = np.zeros((self._size, batch_size), np.int32)
         for index in np.unique(part):
             chunks = np.flatnonzero(part == index)
@@ -183,23 +193,24 @@ class Objective:
 
     def __call__(self, params: np.ndarray, noise: FixedNoise) -> Look:
         """Value and gradient at `params`."""
-        found = self._unpack.slopes(self._sweep(run_slopes, params, noise)[0])
+        self._count(noise)
+        found = self._sweeps.slopes(params, noise.buffer)
         log_p = found.values.reshape(-1)[: noise.num_draws]
         part_grads = found.part_grads[: noise.num_parts] * (noise.num_parts / noise.num_chunks)
         weighted, excess_grad = None, 0.0
-        entropy, exact_grad, fisher = normal_part(params) if self.normal else found[-3:]
         if found.weights is None:
             value, grad = log_p.mean(), part_grads.mean(0)
         else:
             part_grads, weighted = _self_normalised(noise, log_p, part_grads, found)
             value, grad = weighted.mean, weighted.grad
-        value, grad, part_grads = value + entropy, grad + exact_grad, part_grads + exact_grad
+        value, grad, part_grads = value + found.exact, grad + found.exact_grad, part_grads + found.exact_grad
         if noise.excess is not None:
             sigma = np.exp(params[1::2])
             excess_grad = sigma * (noise.excess @ sigma)
             value -= excess_grad.sum() / 2
             grad[1::2] -= excess_grad
-        return Look(float(value), grad, part_grads, log_p, float(entropy), list(fisher), excess_grad, weighted)
+        entropy, fisher = float(found.exact), list(found.fisher)
+        return Look(float(value), grad, part_grads, log_p, entropy, fisher, excess_grad, weighted)
 
     def product(self, params: np.ndarray, noise: FixedNoise, look: Look, direction: np.ndarray) -> np.ndarray:
         """The Hessian times `direction`, where `look` was taken."""
@@ -210,7 +221,8 @@ class Objective:
             share = _DIFFERENCE / np.max(np.abs(direction / look.spreads))
             ahead, behind = (self(params + side * share * direction, noise).grad for side in (1, -1))
             return (ahead - behind) / (2 * share)
-        found = self._unpack.bends(self._sweep(run_bends, params, noise, direction)[0])
+        self._count(noise, products=True)
+        found = self._sweeps.bends(params, noise.buffer, direction)
         product = found.product / noise.num_chunks
         if look.weighted is not None and found.weight_product is not None:
             product = look.weighted.product(product, found.weight_product / noise.num_chunks, direction)
@@ -236,27 +248,35 @@ class Objective:
 
     def expand(self, params: np.ndarray) -> None:
         """Take the Hessian of ln p at the mean of q: it serves as control variate and as metric."""
-        sigma = np.exp(params[1::2])
-        slab = self._num_kept * CHUNK
+        assert isinstance(self._sweeps, NormalSweeps)
+        mean, sigma = params[0::2], np.exp(params[1::2])
+        slab = self._sweeps.num_kept * CHUNK
         slabs = [np.arange(at, min(at + slab, self.dimension)) for at in range(0, self.dimension, slab)]
-        hessian = np.concatenate([self._hessian_rows(params, sigma, rows) for rows in slabs])
+        hessian = np.concatenate([self._hessian_rows(self._sweeps, mean, sigma, rows) for rows in slabs])
         self.expansion = Expansion(hessian, sigma)
 
-    def _hessian_rows(self, params, sigma, rows: np.ndarray) -> np.ndarray:
-        """Rows of the Hessian at the mean: one draw a row, along its coordinate."""
-        along = np.zeros((len(rows), self.dimension))
-        along[np.arange(len(rows)), rows] = 1.0 if self._has_products else sigma[rows]
-        noise = self._fixed(params, along, 1, self.generator(), expansion=False)
-
-        def kept(program, shift=0.0):
-            found = self._sweep(program, params, noise, spread=0.0, shift=shift)[1]
-            return np.asarray(found, np.float64).reshape(-1, self.dimension)[: len(rows)]
-
+    def _hessian_rows(self, sweeps: NormalSweeps, mean, sigma, rows: np.ndarray) -> np.ndarray:
+        """Rows of the Hessian at the mean: one draw a row, its noise the unit vector along its coordinate."""
+        noise = self._unit_vectors(rows)
         if self._has_products:
-            return kept(run_bends)
+            self._count(noise, products=True)
+            return sweeps.products_at(mean, noise.buffer)[: len(rows)]
         # The change of the gradient over a step along the coordinate, a share of its sd.
-        ahead, behind = (kept(run_slopes, side * _DIFFERENCE) for side in (1, -1))
-        return (ahead - behind) / (2 * _DIFFERENCE * sigma[rows, None])
+        self._count(noise)
+        self._count(noise)
+        ahead, behind = (sweeps.slopes_at(mean, side * _DIFFERENCE * sigma, noise.buffer) for side in (1, -1))
+        return (ahead - behind)[: len(rows)] / (2 * _DIFFERENCE * sigma[rows, None])
+
+    def _unit_vectors(self, rows: np.ndarray) -> FixedNoise:
+        """Noise that is one unit vector after the other; kept where there is one such buffer only, and it is small."""
+        if self._units is not None:
+            return self._units
+        along = np.zeros((len(rows), self.dimension))
+        along[np.arange(len(rows)), rows] = 1.0
+        noise = self._fixed(np.zeros(self.num_params), along, 1, self.generator())
+        if self.dimension <= CHUNK:
+            self._units = noise
+        return noise
 
     # -- programs -----------------------------------------------------------------------------------------------------
 
@@ -265,53 +285,46 @@ class Objective:
 
         A sweep over no draws at all compiles a program and does nothing else.
         """
-        arrays = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(self._arrays))
-        known = hash((self._structure, arrays, self._size, self._num_kept, self.dtype))
+        sweeps = self._sweeps
+        arrays = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(sweeps.arrays))
+        known = hash((sweeps.structure, arrays, self._size, self.expandable, self._has_products))
         if known in _COMPILED:
             return
-        nothing = self._fixed(params, np.zeros((0, self.dimension)), 2, self.generator(), expansion=False)
-        arguments = self._arguments(nothing, self._point(params))
-        for program in (run_slopes, run_bends) if self._has_products else (run_slopes,):
-            jax.block_until_ready(program(*arguments))
+        nothing = self._fixed(params, np.zeros((0, self.dimension)), 2, self.generator())
+        sweeps.slopes(params, nothing.buffer)
+        if self._has_products:
+            sweeps.bends(params, nothing.buffer, np.zeros(self.num_params))
         _COMPILED.add(known)
 
     def settle(self) -> None:
-        """From now on Hessian products are those of `run_bends`."""
+        """From now on Hessian products are exact."""
         self.settled = True
 
     @property
     def _has_products(self) -> bool:
         return self.settled and self.target.order > 1
 
-    def _point(self, params, direction=None, spread: float = 1.0, shift: float = 0.0) -> Point:
-        # numpy scalars and arrays enter the program as they are: no operation of JAX, no compilation, no constant.
-        real = self.dtype.type
-        along = np.zeros(self.num_params, real) if direction is None else direction.astype(self.dtype)
-        return Point(params.astype(self.dtype), along, real(spread), real(shift))
-
-    def _arguments(self, noise: FixedNoise, point: Point) -> tuple:
-        return self._structure, MOST_PARTS, self._num_kept, self._arrays, noise.buffer, point
-
-    def _sweep(
-        self, program, params, noise: FixedNoise, direction=None, spread: float = 1.0, shift: float = 0.0
-    ) -> tuple:
+    def _count(self, noise: FixedNoise, products: bool = False) -> None:
         num_draws = noise.num_chunks * CHUNK
-        self.counts = self.counts.plus(num_draws, num_draws, num_draws if program is run_bends else 0)
-        return program(*self._arguments(noise, self._point(params, direction, spread, shift)))
+        self.counts = self.counts.plus(num_draws, num_draws, num_draws if products else 0)
+
+
+@functools.lru_cache(maxsize=64)
+def _plan(size: int, num_chunks: int, num_parts: int) -> tuple[jax.Array, jax.Array]:
+    """To which part of the noise each chunk of a buffer belongs, and how many are in use; on the device, for reuse."""
+    part = np.minimum(np.arange(size) * num_parts // max(num_chunks, 1), num_parts - 1).astype(np.int32)
+    return jax.device_put((part, np.int32(num_chunks)))
+
+
+@functools.lru_cache(maxsize=8)
+def _nothing(size: int) -> tuple[jax.Array, jax.Array]:
+    """In the place of rows where there are no batches, and of earlier parameters where all factors follow them."""
+    return jax.device_put((np.zeros((size, 0), np.int32), np.zeros(0)))
 
 
 def _following(q: MeanField) -> tuple[list[bool], list[int]]:
     factors, counts = q.layout.factors, q.layout.counts
     return [f.reparameterised for f in factors], [f.num_params * n for f, n in zip(factors, counts)]
-
-
-def normal_part(params: np.ndarray) -> tuple[float, np.ndarray, tuple[np.ndarray]]:
-    """Entropy of normal factors, its gradient (the Hessian is zero), and their Fisher information."""
-    log_sigma = params[1::2]
-    gradient, fisher = np.zeros(params.size), np.zeros((log_sigma.size, 2, 2))
-    gradient[1::2] = 1.0
-    fisher[:, 0, 0], fisher[:, 1, 1] = np.exp(-2 * log_sigma), 2.0
-    return float(log_sigma.sum() + log_sigma.size * _ENTROPY), gradient, (fisher,)
 
 
 def _self_normalised(noise: FixedNoise, log_p, part_grads, found: Slopes) -> tuple[np.ndarray, Weighted]:

@@ -30,11 +30,12 @@ _CLIMB_SHARE = 0.05
 # The optimum of the draws may lie this share of the tolerance from the true one before the fit asks for a certificate.
 _BIAS_SHARE = 0.5
 _ROUGH = 0.5  # nats: how far to climb on draws that are still to be corrected
+_LONG = 2  # products of a step in terms of the cost of a metric that would make them fewer
 _MOVED = 1.0  # nats gained since the last expansion that make another worth its cost
 _ENDLESS = 200  # a maximum is tens of steps away; hundreds without one in sight are a climb that does not end
 _FARTHEST = 0.25  # exponents of a q that ran away, as a share of the largest number's logarithm
 _LARGEST_ERROR = 1.0  # nats: an ELBO less certain than this, and a hundredth a dimension, is of no use
-_FIRST_RADIUS = 1.0  # nats
+_FIRST_RADIUS = 5.0  # nats
 _DRAWS_A_VALUE = 16  # of a discrete latent, so that each value shows
 _LARGEST_REPEATED = 256  # dimensions
 _KICK = 0.1  # in sds of q
@@ -95,6 +96,7 @@ class GrowingRun:
         self.last_noise: FixedNoise
         self.check: tuple[np.ndarray, FixedNoise, Look] | None = None
         self.found_start = self.kicked = False
+        self.rough = self.objective.expandable  # until the first climb is over, on draws that are not corrected
         first = max(method.first_draws, self.objective.num_rare * _DRAWS_A_VALUE)
         self.round = (min(2 ** math.ceil(math.log2(first)), self.objective.capacity), 0)  # draws and index
         self.cut: _Cut | None = None
@@ -138,12 +140,12 @@ class GrowingRun:
             self.round = (num_draws, index)
             if self.cut is None:
                 self.before = self.params
-            rough = objective.expandable and objective.expansion is None
+            rough, stream = self.rough, (_FOR_CLIMBING, index)
             if rough and objective.dimension <= CHUNK // 2:
                 # Far from the optimum as few draws as match the moments will do.
-                noise = objective.noise(self.before, (_FOR_CLIMBING, index), CHUNK, num_parts=1)
+                noise = objective.noise(self.before, stream, CHUNK, num_parts=1, correct=False)
             else:
-                noise = objective.noise(self.before, (_FOR_CLIMBING, index), num_draws)
+                noise = objective.noise(self.before, stream, num_draws, correct=not rough)
             climb_to = max(_ROUGH, tolerance) if rough else _CLIMB_SHARE * tolerance
             end, gained = self._climb(noise, climb_to, limit, resumable=True)
             self.gain = self.gain_se = float("inf")  # what was known is of another q
@@ -157,6 +159,7 @@ class GrowingRun:
             if objective.expandable and (rough or gained > _MOVED):
                 objective.expand(self.params)
             if rough:
+                self.rough = False
                 continue  # on draws that are corrected
             if end is End.MOVED:
                 index += 1
@@ -195,11 +198,18 @@ class GrowingRun:
             self.taken += 1
             self.params, self.look = step.params, step.look
             self._note(step, noise)
+            if self.rough and resumable and step.accepted and self._metric_pays(step, noise):
+                self.objective.expand(self.params)
             if resumable:
                 self.paused_at = self._position(step.radius, _Cut(before, end, gain_tolerance))
         # A radius that shrank at the end of a climb says little of the next noise.
         self.radius = max(step.radius, 0.1) if over or step is not first else self.radius
         return end, step.look.value - before
+
+    def _metric_pays(self, step: Step, noise: FixedNoise) -> bool:
+        """Whether conjugate gradients took so long that the Hessian at the mean, as their metric, is soon paid for."""
+        cost = 2 * -(-self.objective.dimension // CHUNK)  # chunks: differences of gradients in each coordinate
+        return step.num_products * noise.num_chunks > _LONG * cost
 
     def _settle(self) -> None:
         """Exact Hessian products from now on, and an exact expansion where that costs little."""
@@ -315,7 +325,10 @@ class GrowingRun:
         if self.taken >= _ENDLESS and self.gain_se > _ROUGH:
             self.gain = self.gain_se = float("inf")
             return Outcome.NOT_A_MAXIMUM
-        if end in (End.PRECISION, End.STUCK):
+        if end is End.STUCK:
+            # On a smooth density some step is short enough to be predicted, unless rounding hides what it gains.
+            return self._smoothness(doubts.SUSPECT_DISCREPANCY) or Outcome.PRECISION
+        if end is End.PRECISION:
             return Outcome.PRECISION
         return Outcome.NOISE_LIMIT if self.gain <= max(tolerance, 3 * self.gain_se) else Outcome.MAX_STEPS
 
@@ -364,14 +377,14 @@ class GrowingRun:
         for start in range(self.num_starts):
             rng = self.objective.generator(_FOR_STARTS, start)
             shift = np.zeros(given.shape) if start == 0 else _START_SPREAD * rng.standard_normal(given.shape)
-            self.params, self.radius, self.taken = given + shift * self._locations(), 1.0, 0
+            self.params, self.radius, self.taken = given + shift * self._locations(), _FIRST_RADIUS, 0
             noise = self.objective.noise(self.params, (_FOR_CLIMBING, 0), num_draws)
             end, _ = self._climb(noise, _CLIMB_SHARE * tolerance, limit)
             elbos.append(-np.inf if end is End.BAD_START else self.look.value)
             if end is not End.BAD_START and (best is None or elbos[-1] > best[0]):
                 best = (elbos[-1], self.params, self.radius)
         self.start_elbos, self.taken = np.asarray(elbos), 0
-        _, self.params, self.radius = best or (None, given, 1.0)
+        _, self.params, self.radius = best or (None, given, _FIRST_RADIUS)
 
     def _locations(self) -> np.ndarray:
         """1 for parameters that random starts move: all but the spreads of factors that have one."""
@@ -400,7 +413,8 @@ class GrowingRun:
             "radius": radius,
             "round": self.round,
             "cut": none if cut is None else cut.numbers(),
-            "counters": (self.taken, self.last_draws, self.found_start, self.kicked, self.objective.settled),
+            "counters": (self.taken, self.last_draws),
+            "flags": (self.found_start, self.kicked, self.rough, self.objective.settled),
             "num_starts": self.num_starts if cut is None else 1,
         }
 
@@ -416,8 +430,9 @@ class GrowingRun:
             self.objective.expansion = Expansion(state["hessian"], state["sigma"])
         self.round = tuple(int(number) for number in state["round"])
         self.cut = _Cut.of(state["cut"]) if state["cut"].size else None
-        counters = (int(number) for number in state["counters"])
-        self.taken, self.last_draws, self.found_start, self.kicked, self.objective.settled = counters
+        self.taken, self.last_draws = (int(number) for number in state["counters"])
+        flags = (bool(flag) for flag in state["flags"])
+        self.found_start, self.kicked, self.rough, self.objective.settled = flags
         self.num_starts, self.paused_at = int(state["num_starts"]), dict(state)
         self.objective.counts = paused.counts
         columns = {field.name: getattr(paused.history, field.name) for field in dataclasses.fields(History)}

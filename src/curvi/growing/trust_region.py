@@ -57,6 +57,11 @@ class Metric:
 
 def _inverse_root(block: np.ndarray) -> np.ndarray:
     """L^-1; not a number where there is none, which no step survives."""
+    if block.shape[-1] == 2 and not block[:, 0, 1].any():
+        # Of normal factors. Where conjugate gradients take a few products, a factorisation would be felt.
+        root = np.zeros_like(block)
+        root[:, 0, 0], root[:, 1, 1] = block[:, 0, 0] ** -0.5, block[:, 1, 1] ** -0.5
+        return root
     try:
         return np.linalg.inv(np.linalg.cholesky(block))
     except np.linalg.LinAlgError:
@@ -75,6 +80,7 @@ class Solution:
     promised: float  # nats that the quadratic model says x gains
     decrement: float  # rhs' x / 2
     length: float  # nats
+    num_products: int
     on_edge: bool
     definite: bool
 
@@ -94,10 +100,11 @@ def solve(
     b = metric.whiten(rhs)
     x, r, d = np.zeros_like(b), b, b
     rr = bb = float(b @ b)
-    on_edge, definite = False, True
+    on_edge, definite, num_products = False, True, 0
     # Inexact Newton (Eisenstat and Walker 1996): digits as the gradient vanishes, so that the end is superlinear.
     residual = min(residual, max(bb**0.25, _SOLVE_RESIDUAL))
-    for _ in range(max_products if bb > 0 else 0):
+    while num_products < max_products and bb > 0:
+        num_products += 1
         ad = -metric.whiten(objective.product(params, noise, look, metric.unwhiten(d)))
         bend, dd, xd, xx = d @ ad, d @ d, x @ d, x @ x
         definite = bool(bend > 0)
@@ -114,8 +121,8 @@ def solve(
         if on_edge or not rr > residual**2 * bb:
             break
         d = r + rr / previous * d
-    promised, decrement, length = (b @ x + r @ x) / 2, b @ x / 2, x @ x / 2
-    return Solution(metric.unwhiten(x), float(promised), float(decrement), float(length), on_edge, bool(definite))
+    promised, decrement, length = float(b @ x + r @ x) / 2, float(b @ x) / 2, float(x @ x) / 2
+    return Solution(metric.unwhiten(x), promised, decrement, length, num_products, on_edge, definite)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,6 +134,7 @@ class Step:
     radius: float
     gain: float  # that was promised before the step, infinite where curvature was negative
     accepted: bool
+    num_products: int = 0
     end: End | None = None
 
 
@@ -138,7 +146,7 @@ def climb(
     """
     resolution = np.finfo(objective.dtype).eps
     look = objective(params, noise)
-    yield Step(params, look, radius, np.inf, True, None if look.finite else End.BAD_START)
+    yield Step(params, look, radius, np.inf, True, end=None if look.finite else End.BAD_START)
     while True:
         step = solve(objective, params, noise, look, look.grad, radius, _RESIDUAL)
         candidate = objective.admit(params + step.x)
@@ -165,4 +173,4 @@ def climb(
         elif look.effective < _ENOUGH_EFFECTIVE:
             end = End.MOVED
         gain = step.promised if step.definite else np.inf
-        yield Step(params, look, radius, gain, accepted, end)
+        yield Step(params, look, radius, gain, accepted, step.num_products, end)

@@ -13,6 +13,7 @@ import pytest
 from numpyro.distributions import constraints
 
 from curvi import MeanField, MinibatchTarget, Outcome, Target, factors, fit
+from curvi.growing import sweep
 from curvi.methods import GrowingDraws, SchemeI
 
 
@@ -295,3 +296,11 @@ def test_draws_error_has_the_shapes_of_the_latents():
         for latent, error in found.draws_error.items():
             assert error.shape == found.mean()[latent].shape
             assert np.all((error >= 0) & (error < 0.5))
+
+
+def test_options_that_the_compiler_does_not_know_are_given_up(monkeypatch):
+    monkeypatch.setattr(sweep, "_OPTIONS", ({"xla_no_such_option": 1}, {"xla_nor_such": True}, {}))
+    monkeypatch.setattr(sweep, "_row", [0])
+    add = sweep.program(0)(lambda n, x: x + n)
+    assert add(2, np.ones(2)).tolist() == [3.0, 3.0]
+    assert sweep._row == [2]

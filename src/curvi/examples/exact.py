@@ -3,6 +3,7 @@
 They are written down without curvi's factors and estimators.
 """
 
+import functools
 import itertools
 from collections.abc import Callable
 
@@ -92,7 +93,7 @@ def basin(elbo: Callable, params) -> tuple[np.ndarray, float]:
     By a trust region on the exact Hessian: where some value of a latent has next to no probability the ELBO is all but
     flat, and a quasi-Newton method takes that for the top.
     """
-    value, slope, bend = jax.jit(elbo), jax.jit(jax.grad(elbo)), jax.jit(jax.hessian(elbo))
+    value, slope, bend = _derivatives(elbo)
     found = minimize(
         lambda p: -float(value(p)),
         np.asarray(params, float),
@@ -102,3 +103,8 @@ def basin(elbo: Callable, params) -> tuple[np.ndarray, float]:
         options={"gtol": 1e-8, "maxiter": 2000, "max_trust_radius": 10.0},
     )
     return found.x, -float(found.fun)
+
+
+@functools.lru_cache(maxsize=16)
+def _derivatives(elbo: Callable) -> tuple[Callable, Callable, Callable]:
+    return jax.jit(elbo), jax.jit(jax.grad(elbo)), jax.jit(jax.hessian(elbo))

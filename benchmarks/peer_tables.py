@@ -277,6 +277,8 @@ def page(races) -> str:
         "and Adam); each table picks the rate anew, and the cost of trying the others is not counted. "
         "curvi's time to 0.1 nat is read off its own steps likewise; the time of its whole fit, with the "
         "certificate that ends it and the final ELBO, has a table of its own.\n"
+        "- Of runs on fixed draws, and of curvi's warm fits, that take less than a second there are three, which "
+        "differ in their seconds alone; the median counts.\n"
         "- For curvi the larger gap of two fits with different keys counts; for peers the best setting.\n"
         "- Calls are gradients plus Hessian-vector products, per draw.\n"
         "- PyMC keeps compiled code on disk: its compilation time depends on what it compiled before.",

@@ -45,27 +45,30 @@ class NormalSweeps:
     def __init__(self, target: AbstractTarget, q: MeanField, size: int, num_kept: int):
         self.structure, self.arrays = split_structure(target, q)
         self.num_kept, self._dtype, self._dimension = num_kept, np.dtype(q.params.dtype), q.num_factors
-        self._ends = np.cumsum([size * CHUNK, MOST_PARTS * q.num_factors])
+        self._num_values = size * CHUNK
         # Of the entropy, and the Fisher information of which the means' part is to be filled in.
-        self._entropy_grad = np.tile([0.0, 1.0], q.num_factors)
+        self.entropy_grad = np.tile([0.0, 1.0], q.num_factors)
         self._fisher = np.tile(np.diag([0.0, 2.0]), (q.num_factors, 1, 1))
 
     def slopes(self, params: np.ndarray, buffer: Buffer) -> Slopes:
         log_scale = params[1::2]
         scale = np.exp(log_scale)
-        found = self._run(run_slopes, buffer, params[0::2], scale)[0]
-        values, means, scales = np.split(np.asarray(found).astype(np.float64, copy=False), self._ends)
+        found = _host(self._run(run_slopes, buffer, params[0::2], scale)[0])
+        values, grads = found[: self._num_values], found[self._num_values :].reshape(2, MOST_PARTS, -1)
         fisher = self._fisher.copy()
         fisher[:, 0, 0] = scale**-2
-        grads = _interleave(means.reshape(MOST_PARTS, -1), scales.reshape(MOST_PARTS, -1))
         entropy = log_scale.sum() + log_scale.size * _ENTROPY
-        return Slopes(values, grads, None, None, entropy, self._entropy_grad, (fisher,))
+        return Slopes(values, _interleave(*grads), None, None, entropy, self.entropy_grad, (fisher,))
+
+    def gradient(self, params: np.ndarray, buffer: Buffer) -> np.ndarray:
+        """The gradient of ln p summed over chunks, and nothing else: for differences, where little time counts."""
+        found = _host(self._run(run_slopes, buffer, params[0::2], np.exp(params[1::2]))[0])
+        return _interleave(*found[self._num_values :].reshape(2, MOST_PARTS, -1).sum(1))
 
     def bends(self, params: np.ndarray, buffer: Buffer, direction: np.ndarray) -> Bends:
         scale = np.exp(params[1::2])
         found = self._run(run_bends, buffer, params[0::2], scale, direction[0::2], scale * direction[1::2])[0]
-        means, scales = np.split(np.asarray(found).astype(np.float64, copy=False), 2)
-        return Bends(_interleave(means, scales), None, None)
+        return Bends(_interleave(*_host(found).reshape(2, -1)), None, None)
 
     def slopes_at(self, mean: np.ndarray, scale: np.ndarray, buffer: Buffer) -> np.ndarray:
         """Gradients of ln p at mean + scale * e of each draw."""
@@ -131,6 +134,10 @@ def run_bends(structure, num_kept: int, arrays, buffer: Buffer, line: Float[Arra
     start = (zero, zero, jnp.zeros((num_kept, CHUNK, dimension), dtype))
     *found, kept = jax.lax.fori_loop(0, buffer.num_chunks, add, start)
     return pack(found), kept
+
+
+def _host(vector) -> np.ndarray:
+    return np.asarray(vector).astype(np.float64, copy=False)
 
 
 def _interleave(means: np.ndarray, scales: np.ndarray) -> np.ndarray:

@@ -2,12 +2,14 @@
 
 import dataclasses
 import functools
+import threading
 from typing import TypeGuard
 
 import jax
 import numpy as np
 
 from curvi.estimate.design import matched_noise
+from curvi.estimate.draws import sobol_net
 from curvi.estimate.hybrid import farthest, noise_columns, num_staying_params
 from curvi.family import MeanField
 from curvi.growing.expansion import Excess, Expansion
@@ -216,10 +218,10 @@ class Objective:
         """The Hessian times `direction`, where `look` was taken."""
         if not self.settled:
             share = _STEP / np.max(np.abs(direction / look.spreads))
-            return (self(params + share * direction, noise).grad - look.grad) / share
+            return (self._gradient(params + share * direction, noise) - look.grad) / share
         if not self._has_products:
             share = _DIFFERENCE / np.max(np.abs(direction / look.spreads))
-            ahead, behind = (self(params + side * share * direction, noise).grad for side in (1, -1))
+            ahead, behind = (self._gradient(params + side * share * direction, noise) for side in (1, -1))
             return (ahead - behind) / (2 * share)
         self._count(noise, products=True)
         found = self._sweeps.bends(params, noise.buffer, direction)
@@ -232,6 +234,17 @@ class Objective:
             sigma, along = np.exp(params[1::2]), direction[1::2]
             product[1::2] -= sigma * (noise.excess @ (sigma * along)) + along * look.excess_grad
         return product
+
+    def _gradient(self, params: np.ndarray, noise: FixedNoise) -> np.ndarray:
+        """The gradient alone."""
+        if not isinstance(self._sweeps, NormalSweeps):
+            return self(params, noise).grad
+        self._count(noise)
+        grad = self._sweeps.gradient(params, noise.buffer) / noise.num_chunks + self._sweeps.entropy_grad
+        if noise.excess is not None:
+            sigma = np.exp(params[1::2])
+            grad[1::2] -= sigma * (noise.excess @ sigma)
+        return grad
 
     def admit(self, params: np.ndarray) -> np.ndarray:
         """The nearest parameters within bounds: logits may not run away where a value is all but certain."""
@@ -290,10 +303,14 @@ class Objective:
         known = hash((sweeps.structure, arrays, self._size, self.expandable, self._has_products))
         if known in _COMPILED:
             return
+        # SciPy reads its table of Sobol numbers while XLA compiles.
+        reading = threading.Thread(target=sobol_net, args=(1, 1))
+        reading.start()
         nothing = self._fixed(params, np.zeros((0, self.dimension)), 2, self.generator())
         sweeps.slopes(params, nothing.buffer)
         if self._has_products:
             sweeps.bends(params, nothing.buffer, np.zeros(self.num_params))
+        reading.join()
         _COMPILED.add(known)
 
     def settle(self) -> None:

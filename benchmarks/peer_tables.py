@@ -258,12 +258,14 @@ def page(races) -> str:
     most = max(len({line["seed"] for line in race}) for race in races.values())
     runs = "one seed" if most == 1 else f"medians over up to {most} seeds"
     loads = [line["load"] for line in every if line.get("load") is not None]
+    budgets = sorted({line["setting"]["budget"] for line in every if "budget" in line["setting"]})
+    budget = " or ".join(f"{seconds:g}" for seconds in budgets)
     busy = f"{every[-1].get('num_cpus')} processors, load average {min(loads):.1f} to {max(loads):.1f}" if loads else ""
     parts = [
         "# curvi and its peers",
         "Made by `benchmarks/peer_tables.py` from `benchmarks/results/peers.jsonl`; `make bench` writes the lines "
         "of the short set, `make bench-full` those of all problems.",
-        f"Device: {devices}; {busy}. Seconds are wall time. Double precision; {runs}. Versions: "
+        f"Device: {devices}; {busy}. Seconds are wall time; a peer's run has {budget} of them, compilation not counted. Double precision; {runs}. Versions: "
         + ", ".join(f"{k} {v}" for k, v in versions.items())
         + ".",
         "## How to read this",

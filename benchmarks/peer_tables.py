@@ -265,9 +265,8 @@ def page(races) -> str:
         "# curvi and its peers",
         "Made by `benchmarks/peer_tables.py` from `benchmarks/results/peers.jsonl`; `make bench` writes the lines "
         "of the short set, `make bench-full` those of all problems.",
-        f"Device: {devices}; {busy}. Seconds are wall time; a peer's run has {budget} of them, compilation not counted. Double precision; {runs}. Versions: "
-        + ", ".join(f"{k} {v}" for k, v in versions.items())
-        + ".",
+        f"Device: {devices}; {busy}. Seconds are wall time; a peer's run has {budget} of them without compilation. "
+        f"Double precision; {runs}. Versions: " + ", ".join(f"{k} {v}" for k, v in versions.items()) + ".",
         "## How to read this",
         "- All methods see the same log density over the same unconstrained coordinates. PyMC has models of its own, "
         "written to the same coordinates; where there is none the cell is a dash.\n"

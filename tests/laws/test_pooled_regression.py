@@ -51,7 +51,7 @@ def test_enumerable_models(name, seed):
     assert abs(fit.elbo - float(elbo(fit.q.params))) < 6 * fit.elbo_se + 1e-3
 
 
-# Values of the switch that no draw of a verdict shows are not missed (docs/discrete.md).
+# A verdict does not count what values of the switch are worth that none of its draws shows (docs/discrete.md).
 UNSEEN = pytest.mark.xfail(
     reason="ends 0.09 nats from the optimum: values of the switch that were never drawn", strict=True
 )

@@ -1,7 +1,7 @@
 """Sweeps for a q of normal factors, x = mean + scale * e: little more than the derivatives of the log density.
 
 What else the parameters do is known to the host: entropy, Fisher information, the logarithm of the scales. A program
-that does not have it compiles in about the time of the log density's own derivatives.
+that does not have it compiles sooner.
 """
 
 import jax
@@ -61,7 +61,7 @@ class NormalSweeps:
         return Slopes(values, _interleave(*grads), None, None, entropy, self.entropy_grad, (fisher,))
 
     def gradient(self, params: np.ndarray, buffer: Buffer) -> np.ndarray:
-        """The gradient of ln p summed over chunks, and nothing else: for differences, where little time counts."""
+        """The gradient of ln p summed over chunks, and nothing else: for differences."""
         found = _host(self._run(run_slopes, buffer, params[0::2], np.exp(params[1::2]))[0])
         return _interleave(*found[self._num_values :].reshape(2, MOST_PARTS, -1).sum(1))
 

@@ -168,7 +168,7 @@ class Objective:
         buffer = np.zeros((size * CHUNK, self.dimension), self.dtype)
         buffer[: len(values)] = values
         part, count = _plan(size, num_chunks, num_parts)
-        rows, before = _nothing(size) if self.normal else (_nothing(size)[0], before)
+        rows, before = _nothing(size) if self.normal else (_nothing(size)[0], before.astype(self.dtype))
         if _in_batches(self.target):
             rows = self._rows_of_chunks(self.target, np.asarray(part)[:num_chunks], rng)
         # On the device ahead of its use: what a program has to fetch from the host costs it some microseconds.

@@ -141,7 +141,8 @@ def _weighted(log_p, q: MeanField, before, e):
         value = value - staying_log_prob(before, x)
         log_q, score = jax.value_and_grad(lambda p: staying_log_prob(q.replace(p), x))(params)
         weight = jnp.exp(log_q - staying_log_prob(r, x))
-        return value, weight, weight * (path + value * score), weight * score
+        found = value, weight, weight * (path + value * score), weight * score
+        return tuple(part.astype(params.dtype) for part in found)  # log densities of integers may be wider
 
     return there
 

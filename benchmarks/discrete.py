@@ -30,7 +30,7 @@ from curvi.clock import Clock
 from curvi.estimate import AnchoredScore
 from curvi.examples.exact import basin, change_point_elbo, enumerated_elbo
 from curvi.methods import BBVI, PooledRegression
-from curvi.methods.pooled_regression import can_widen
+from curvi.methods.pooled_regression import rare_draws
 from curvi.pooled import PooledRun
 from curvi.progress import Silent
 from curvi.target import AbstractTarget
@@ -219,7 +219,7 @@ def main() -> None:
                     run_adam(problem, arguments.rates)
                 if arguments.part in (None, "numpyro"):
                     run_numpyro(problem, NUMPYRO, arguments.rates)
-                if arguments.part in (None, "centred") and can_widen(model.start):  # all else is pathwise there
+                if arguments.part in (None, "centred") and rare_draws(model.start) > 0:  # all else is pathwise there
                     run_numpyro(problem, CENTRED, arguments.rates)
     discrete_tables.write(RESULTS)
 

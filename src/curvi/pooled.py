@@ -1,16 +1,20 @@
 """The host's side of pooled regression: batches of draws, the step that they suggest, the verdict of the next batch."""
 
 import dataclasses
+from typing import NamedTuple
 
+import jax
 import numpy as np
 
 from curvi.black_box import BlackBoxError
 from curvi.clock import Clock
 from curvi.control.trust import TrustRadius
 from curvi.descent.trust import DenseModel
-from curvi.estimate.pairs import NO_CURVATURE, Curvature, believed_curvature, fit_pairs, pair_part
+from curvi.estimate.draws import latin_hypercube
+from curvi.estimate.pairs import NO_CURVATURE, Curvature, PairFit, believed_curvature, fit_pairs, pair_part
 from curvi.estimate.pool import Batch, Pool
 from curvi.estimate.regression import pair_layout
+from curvi.estimate.single_values import every_value, gain_beyond
 from curvi.family import MeanField
 from curvi.ledger import CallCounts
 from curvi.methods import pooled_regression as program
@@ -23,17 +27,19 @@ from curvi.target import AbstractTarget
 
 _ROWS = 256  # rows that are looked at in one compiled call
 _LARGEST_UNIT = 256  # draws that are made in one compiled call
-_MOST_BATCHES = 12
+_MOST_BATCHES = 16
 _KERNEL_ROWS = 768  # eigendecompositions take time like the cube
 _MOST_PRODUCTS = 512  # beyond, products are fitted on a part of the draws, by their kernel
 _PRODUCT_ROWS = 8192
 # Small batches, so that steps are cheap; the pool holds what least squares needs, or is filled up.
-_FIRST_BATCHES = 3
-_LEAST_ROWS, _FEW_ROWS = 1.3, 4  # effective draws: per parameter, and beyond
+_FIRST_BATCHES = 2
+_LEAST_ROWS, _FEW_ROWS = 1.0, 4  # effective draws: per parameter, and beyond
 _FIRST_RADIUS = 4.0  # nats
 _NUM_ERRORS = 2.0
 _NOISE_SHARE = 0.2  # of the tolerance: what the noise of the last step may cost
 _LEAST_VERDICT = 128
+_NEAR_END = 4  # tolerances: the gain from which on the end is near
+_NEARBY = 0.5  # nats: how far q may move until rare values are looked for once more
 _GROWTH = 1.5
 _PATIENCE = 25  # rejections in a row, after which nothing is left to step to
 
@@ -49,6 +55,18 @@ class Local:
     residual_variance: float
     complete: bool
     effective_size: float
+    beyond: tuple[float, float]  # nats that single values of discrete factors are worth beyond the model
+
+    def remaining_gain(self) -> tuple[float, float]:
+        return _sum_gains(self.model.remaining_gain(), self.beyond)
+
+
+class Plan(NamedTuple):
+    """Draws of the next batch, those among rare values of discrete factors, and whether a verdict is to be given."""
+
+    size: int
+    rare: int = 0
+    verdict: bool = False
 
 
 class PooledRun(RecordedRun):
@@ -60,6 +78,7 @@ class PooledRun(RecordedRun):
         super().__init__()
         self.method, self.target, self.clock, self.display, self.key = method, target, clock, display, key
         self.q = q
+        self.seed = [int(word) for word in np.ravel(jax.random.key_data(key))]
         self.layout = pair_layout(q)
         self.size = method.batch_draws(q.num_params)
         self.unit = min(self.size, _LARGEST_UNIT)
@@ -69,6 +88,9 @@ class PooledRun(RecordedRun):
         self.most_rows = max(_KERNEL_ROWS, 2 * self.size) if kernel else _PRODUCT_ROWS
         self.pool = Pool(self._look, _PRODUCT_ROWS, _MOST_BATCHES)
         self.trust = TrustRadius(_FIRST_RADIUS)
+        self.rare_size = program.rare_draws(q)
+        self.least_verdict = max(_LEAST_VERDICT, 8 * q.num_params)
+        self.since_rare = np.inf  # nats moved since rare values were looked for
         self.counts = CallCounts()
         self.failure: BlackBoxError | None = None
         self.calls = 0
@@ -93,21 +115,21 @@ class PooledRun(RecordedRun):
         local = self._estimate(self.q)
         rejected = 0
         while len(self.rows) < limit:
-            size, verdict = self._draws_for(local, tolerance)
+            plan = self._plan(local, tolerance)
             step = self.trust.step(local.model, local.residual_variance, local.value, local.complete)
             predicted, divergence = local.model.predicted(step), float(step @ step) / 2
             candidate = program.move(self.q, np.asarray(step, self.q.params.dtype))
             self.path.append((self.counts.log_density, np.asarray(candidate.params)))
-            batch = self._draw(candidate, size)
-            rare = self._draw_rare(candidate, size // 3) if verdict else None
+            batch = self._draw(candidate, plan.size)
+            rare = self._draw_rare(candidate, plan.rare)
             if not np.all(batch.finite()):
                 rejected += 1
-                self.record(local.value, local.value_se, size, local.curvature.believed, False)
+                self.record(local.value, local.value_se, len(batch), local.curvature.believed, False)
                 self.trust.retreat(divergence)
                 if rejected >= _PATIENCE:
                     return Outcome.NON_FINITE
                 continue
-            certificate = self._certify(batch, rare, local.curvature) if verdict else None
+            certificate = self._certify(batch, rare, local.curvature) if plan.verdict else None
             self.pool.add(batch)
             if rare is not None:
                 self.pool.add(rare)
@@ -120,15 +142,20 @@ class PooledRun(RecordedRun):
                 self.elbo, self.elbo_se, self.gain, self.gain_se = certificate or (
                     there.value,
                     there.value_se,
-                    *there.model.remaining_gain(),
+                    *there.remaining_gain(),
                 )
             else:
                 # What the batch taught stays: its draws are in the pool.
                 local, rejected = here, rejected + 1
-            self.record(local.value, local.value_se, size, local.curvature.believed, accept)
-            if accept and verdict and local.model.definite and self.gain + _NUM_ERRORS * self.gain_se <= tolerance:
-                return Outcome.CONVERGED
-            if rejected >= _PATIENCE:
+            # Rare values were drawn at the candidate, whether that is q now or not.
+            self.since_rare = (self.since_rare if rare is None else 0.0) + divergence * (accept == (rare is None))
+            self.record(local.value, local.value_se, len(batch), local.curvature.believed, accept)
+            if accept and plan.verdict:
+                if local.model.definite and self.gain + _NUM_ERRORS * self.gain_se <= tolerance:
+                    return Outcome.CONVERGED
+                if self.gain <= tolerance / 2:  # its noise is what stands in the way
+                    self.least_verdict = int(_GROWTH * max(plan.size, self.least_verdict))
+            if rejected >= _PATIENCE or self.least_verdict > _GROWTH**3 * self.method.max_draws:
                 break
         return self._unfinished(tolerance)
 
@@ -146,22 +173,31 @@ class PooledRun(RecordedRun):
         # Draws without a density are left out of the first estimate; a later q that has any is refused.
         self.pool.add(batch.only(batch.finite()))
 
-    def _draws_for(self, local: Local, tolerance: float) -> tuple[int, bool]:
-        """Draws of the next batch, more where noise rules; and whether they are for a verdict, the end being near."""
-        gain, _ = local.model.remaining_gain()
+    def _plan(self, local: Local, tolerance: float) -> Plan:
+        """The next batch: more draws where noise rules, rare values where the end is near, then draws for a verdict."""
+        gain, _ = local.remaining_gain()
         noise = local.model.noise_gain()
         if not np.isfinite(gain):
-            return self.size, False
+            return Plan(self.size)
+        near = gain <= _NEAR_END * tolerance
+        if near and self.rare_size > 0 and self.since_rare > _NEARBY:
+            # A verdict is dear, and in vain where a value that hardly showed is worth much. And where such a value
+            # makes the noise, more draws that hardly show it are no remedy.
+            return Plan(self.size, self.rare_size)
         if noise > max(_NOISE_SHARE * tolerance, 0.5 * gain):
-            self.size = int(_GROWTH * self.size)
-        elif noise <= _NOISE_SHARE * tolerance and gain <= 10 * tolerance:
-            # Two standard errors of a verdict, sqrt(tr(A^-2) / 2) variance / draws, within half the tolerance.
-            spread = np.sqrt(np.sum(local.model.values**-2) / 2)
-            wanted = 4 * local.residual_variance * spread / tolerance
-            wanted = max(wanted, 1 / tolerance, _LEAST_VERDICT, 8 * self.q.num_params, self.size)
-            return int(min(wanted, self.method.max_draws)), True
-        self.size = min(self.size, self.method.max_draws)
-        return self.size, False
+            self.size = min(int(_GROWTH * self.size), self.method.max_draws)
+            return Plan(self.size, self._rare_share(self.size) if near else 0)
+        if not near or noise > _NOISE_SHARE * tolerance:
+            return Plan(self.size)
+        # Two standard errors of a verdict, sqrt(tr(A^-2) / 2) variance / draws, within half the tolerance.
+        spread = np.sqrt(np.sum(local.model.values**-2) / 2)
+        wanted = 4 * local.residual_variance * spread / tolerance
+        wanted = max(wanted, 1 / tolerance, self.least_verdict, self.size)
+        size = int(min(wanted, self.method.max_draws))
+        return Plan(size, self._rare_share(size), verdict=True)
+
+    def _rare_share(self, size: int) -> int:
+        return max(size // 3, self.rare_size) if self.rare_size > 0 else 0
 
     def _rounding(self, value: float) -> float:
         """What rounding may do to an ELBO: where the posterior lies in the family there is no other noise."""
@@ -196,6 +232,7 @@ class PooledRun(RecordedRun):
             float(found.residual_variance),
             bool(found.complete),
             view.effective_size,
+            self._beyond(q, found),
         )
 
     def _certify(self, batch: Batch, rare: Batch | None, curvature: Curvature) -> tuple[float, float, float, float]:
@@ -212,19 +249,30 @@ class PooledRun(RecordedRun):
         response = view.ratios - _pair_part(view.scores, curvature)
         found = fit_pairs(view.scores, response, view.weights, self.layout, products=False)
         gain, gain_se = DenseModel.make(found.linear, found.covariance(), curvature.pairs).remaining_gain()
-        return float(found.value), float(found.value_se), max(gain, 0.0), gain_se
+        gain, gain_se = _sum_gains((max(gain, 0.0), gain_se), self._beyond(batch.q, found))
+        return float(found.value), float(found.value_se), gain, gain_se
+
+    def _beyond(self, q: MeanField, found: PairFit) -> tuple[float, float]:
+        rows = every_value(q, tuple(part[0] for part in self.pool.batches[0].x))
+        if rows is None:
+            return 0.0, 0.0
+        x, owner = rows
+        return gain_beyond(self._look(q, x)[1], owner, self.layout.owner, found.linear, found.covariance())
 
     def _draw_rare(self, q: MeanField, size: int) -> Batch | None:
         """Draws of q with its discrete factors flattened: a value that q finds rare may cost many nats a draw."""
-        if not program.can_widen(q):
+        if size == 0:
             return None
         batch = self._draw(program.widen(q), size)
-        return batch.only(batch.finite())
+        return batch.only(batch.finite()) if np.any(batch.finite()) else None
 
     def _draw(self, q: MeanField, size: int) -> Batch:
+        """Draws of q at the points of a Latin hypercube: values of discrete factors show as often as they should."""
+        bits = latin_hypercube([*self.seed, self.calls], -(-size // self.unit) * self.unit, q.num_uniforms)
         parts = []
-        for _ in range(-(-size // self.unit)):
-            parts.append(program.evaluate(self.target, q, self.key, np.asarray(self.calls, np.uint32), self.unit))
+        for first in range(0, len(bits), self.unit):
+            index = np.asarray(self.calls, np.uint32)
+            parts.append(program.evaluate(self.target, q, bits[first : first + self.unit], self.key, index))
             self.calls += 1
         x = tuple(np.concatenate([np.asarray(part[0][g]) for part in parts]) for g in range(len(parts[0][0])))
         log_p = np.concatenate([np.asarray(part[1], np.float64) for part in parts])
@@ -254,3 +302,7 @@ class PooledRun(RecordedRun):
 def _pair_part(scores, curvature: Curvature):
     """What the products explain of the response."""
     return 0.0 if curvature.control is None else pair_part(scores, curvature.control)
+
+
+def _sum_gains(one: tuple[float, float], other: tuple[float, float]) -> tuple[float, float]:
+    return one[0] + other[0], float(np.hypot(one[1], other[1]))

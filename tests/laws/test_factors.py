@@ -484,3 +484,15 @@ def test_equal_factors_are_equal_and_hash_alike():
     assert factors.Normal() != factors.LogNormal()
     with pytest.raises(ValueError, match="size"):
         _ = factors.Dirichlet().num_params
+
+
+@pytest.mark.parametrize("share", [0.5, 0.1])
+@pytest.mark.parametrize("row", [row for row in ROWS if row.factor.values is not None], ids=lambda row: row.name)
+def test_widened_factors_are_flatter_and_never_exclude_a_value(row, share):
+    count = len(row.factor.values)
+    values = jnp.repeat(jnp.asarray(row.factor.values)[:, None], len(row.params), 1)
+    own = np.exp(jax.vmap(row.factor.log_prob, (None, 0))(row.params, values))
+    wide = np.exp(jax.vmap(row.factor.log_prob, (None, 0))(row.factor.widened(row.params, share), values))
+    np.testing.assert_allclose(wide.sum(0), 1, atol=1e-12)
+    flat = np.sqrt(own) / np.sqrt(own).sum(0)
+    np.testing.assert_allclose(wide, (1 - share) * flat + share / count, atol=1e-12)

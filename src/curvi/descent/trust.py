@@ -30,6 +30,10 @@ class DenseModel:
     def definite(self) -> bool:
         return bool(self.values[0] > 0)
 
+    @property
+    def _noise_known(self) -> bool:
+        return bool(np.all(np.isfinite(self.covariance)))
+
     def solve(self, z):
         return self.vectors @ ((self.vectors.T @ z).T / self.values).T
 
@@ -37,9 +41,9 @@ class DenseModel:
         """b' A^-1 b / 2 less what the noise of b adds to it on average, and its standard error.
 
         With b normal around its mean, Var(b' A^-1 b / 2) = b' A^-1 C A^-1 b + tr((A^-1 C)^2) / 2, C its covariance.
-        Infinite where A is not definite.
+        Infinite where A is not definite, or nothing is known of the noise.
         """
-        if not self.definite:
+        if not (self.definite and self._noise_known):
             return np.inf, np.inf
         newton, noise = self.solve(self.slope), self.solve(self.covariance)
         gain = (self.slope @ newton - np.trace(noise)) / 2
@@ -48,7 +52,8 @@ class DenseModel:
 
     def noise_gain(self) -> float:
         """Nats that the noise of b costs on average when a whole step is taken: tr(A^-1 C) / 2."""
-        return float(np.trace(self.solve(self.covariance))) / 2 if self.definite else np.inf
+        known = self.definite and self._noise_known
+        return float(np.trace(self.solve(self.covariance))) / 2 if known else np.inf
 
     def step(self, radius: float) -> np.ndarray:
         """The maximiser inside the ball."""

@@ -62,7 +62,7 @@ class Antithetic(Draws):
     """Pairs (u, 1 - u) of uniform points: for a normal factor, noise of both signs."""
 
     def sample(self, q, key, num_draws):
-        u = _bits_to_unit(jax.random.bits(key, (num_draws // 2, q.num_uniforms), jnp.uint32), q.params.dtype)
+        u = bits_to_unit(jax.random.bits(key, (num_draws // 2, q.num_uniforms), jnp.uint32), q.params.dtype)
         pairs = jnp.stack([u, 1 - u], 1).reshape(-1, q.num_uniforms)
         return jax.vmap(q.from_uniform)(pairs)
 
@@ -97,7 +97,7 @@ class Sobol(Draws):
     def _points(self, dimension, key, num_draws, dtype):
         net = jnp.asarray(sobol_net(num_draws // self.num_scrambles, dimension))
         shifts = jax.random.bits(key, (self.num_scrambles, 1, dimension), jnp.uint32)
-        return _bits_to_unit((net[None] ^ shifts).reshape(-1, dimension), dtype)
+        return bits_to_unit((net[None] ^ shifts).reshape(-1, dimension), dtype)
 
     def unit(self, q, num_draws):
         return 2 if q.num_uniforms > SOBOL_DIMENSIONS else max(1, num_draws // self.num_scrambles)
@@ -113,11 +113,19 @@ def sobol_net(num_points: int, dimension: int, seed: int = 0) -> np.ndarray:
     """A scrambled Sobol net as 32-bit integers, (num_points, dimension)."""
     engine = qmc.Sobol(dimension, scramble=True, bits=32, rng=np.random.default_rng(seed))
     # Drawn up to the next power of two, where the net is balanced, and cut.
-    points = engine.random(2 ** math.ceil(math.log2(max(num_points, 1))))[:num_points]
+    return _to_bits(engine.random(2 ** math.ceil(math.log2(max(num_points, 1))))[:num_points])
+
+
+def latin_hypercube(seed, num_points: int, dimension: int) -> np.ndarray:
+    """Uniform points as 32-bit integers, (num_points, dimension), one in each slice of each axis."""
+    return _to_bits(qmc.LatinHypercube(dimension, rng=np.random.default_rng(seed)).random(num_points))
+
+
+def _to_bits(points) -> np.ndarray:
     return np.floor(points * 2.0**32).astype(np.uint64).astype(np.uint32)
 
 
-def _bits_to_unit(bits, dtype):
+def bits_to_unit(bits, dtype):
     """Uniform numbers in the open unit interval. Single precision keeps 23 bits, centred, so that neither end is
     reached.
     """

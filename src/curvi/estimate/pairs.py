@@ -94,7 +94,8 @@ class PairFit(NamedTuple):
 
     def covariance(self):
         """Covariance of `linear` by left-out residuals (MacKinnon and White 1985, HC3)."""
-        return (self.influence * self.left_out**2) @ self.influence.T
+        with np.errstate(invalid="ignore"):  # where residuals are infinite, so is the covariance, or it has no value
+            return (self.influence * self.left_out**2) @ self.influence.T
 
 
 def uses_kernel(num_draws: int, layout: PairLayout) -> bool:

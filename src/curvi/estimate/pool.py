@@ -47,7 +47,7 @@ class View:
 
 
 class Pool:
-    """Batches, up to `capacity` draws and `most` batches; those that weigh least go first.
+    """Batches, up to about `capacity` draws and `most` batches; those that weigh least go first, a draw or in all.
 
     `look(q, x)` gives ln q and the whitened scores of the rows of x.
     """
@@ -62,10 +62,17 @@ class Pool:
 
     def add(self, batch: Batch) -> None:
         self.batches.append(batch)
-        while len(self.batches) > 1 and (len(self) > self.capacity or len(self.batches) > self.most):
-            least = min(range(len(self.batches) - 1), key=lambda i: self.batches[i].worth)
-            gone = id(self.batches.pop(least))
-            self.log_q = {key: value for key, value in self.log_q.items() if gone not in key}
+        while len(self.batches) > self.most:
+            self._drop(min(self.batches[:-1], key=lambda old: old.worth * len(old)))
+        while len(self) > self.capacity and len(self.batches) > 1:
+            least = min(self.batches[:-1], key=lambda old: old.worth)
+            if len(self) - len(least) < self.capacity / 2:
+                break  # a batch larger than all others: without it little would be left
+            self._drop(least)
+
+    def _drop(self, batch: Batch) -> None:
+        self.batches = [kept for kept in self.batches if kept is not batch]
+        self.log_q = {key: value for key, value in self.log_q.items() if id(batch) not in key}
 
     def view(self, q, least: float = 1e-2) -> View:
         """Rows whose weight, or weight times the square of their scores, is at least `least`."""

@@ -60,8 +60,13 @@ class Bernoulli(Factor):
         p = jax.nn.sigmoid(params)
         return (p * jax.nn.sigmoid(-params))[..., None]
 
-    def widened(self, params):
-        return params / 2
+    @property
+    def values(self):
+        return range(2)
+
+    def widened(self, params, share):
+        p = (1 - share) * jax.nn.sigmoid(params / 2) + share / 2
+        return jnp.log(p) - jnp.log1p(-p)
 
     def farthest(self, dtype):
         return -_least_log_probability(dtype)
@@ -132,8 +137,13 @@ class Categorical(Factor):
         p = jax.nn.softmax(self._logits(params), -1)[..., 1:]
         return jax.vmap(jnp.diag)(p) - p[..., :, None] * p[..., None, :]
 
-    def widened(self, params):
-        return params / 2
+    @property
+    def values(self):
+        return range(self.lowest, self.lowest + _known(self.size))
+
+    def widened(self, params, share):
+        p = (1 - share) * jax.nn.softmax(self._logits(params) / 2, -1) + share / _known(self.size)
+        return jnp.log(p[..., 1:]) - jnp.log(p[..., :1])
 
     def farthest(self, dtype):
         return -_least_log_probability(dtype)

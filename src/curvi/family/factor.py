@@ -130,8 +130,13 @@ class Factor(ABC):
         """The inverse of `natural`; not finite where no distribution has these natural parameters."""
         return natural
 
-    def widened(self, params: Float[Array, "n k"]) -> Float[Array, "n k"]:
-        """A factor that draws rare values more often; only where a value may be so rare as never to show."""
+    @property
+    def values(self) -> range | None:
+        """The values of a draw where these are finitely many integers."""
+        return None
+
+    def widened(self, params: Float[Array, "n k"], share: float) -> Float[Array, "n k"]:
+        """A factor that draws rare values more often: this `share` of its draws is uniform; only where `values`."""
         return params
 
     def mean(self, params) -> Array:

@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from curvi.family import Factor, MeanField
+from curvi.estimate.draws import bits_to_unit
+from curvi.family import MeanField
 from curvi.methods.base import AnyMethod
 from curvi.over_draws import over_draws
 from curvi.target import AbstractTarget
@@ -52,27 +53,26 @@ class PooledRegression(AnyMethod):
 
 
 @eqx.filter_jit
-def draw(target: AbstractTarget, q: MeanField, key, index, size: int):
-    """`size` draws of q and ln p at each; a minibatched target gives each draw rows of its own."""
+def draw(target: AbstractTarget, q: MeanField, bits, key, index):
+    """The draws of q at these points, and ln p at each; a minibatched target gives each draw rows of its own."""
 
-    def one(key):
-        key_draw, key_rows = jax.random.split(key)
-        x = q.sample(key_draw)
+    def one(bits, key):
+        x = q.from_uniform(bits_to_unit(bits, q.params.dtype))
         theta, log_det = q.to_model(x)
-        return x, target.batch(key_rows)(theta) + log_det
+        return x, target.batch(key)(theta) + log_det
 
-    return over_draws(target, size)(one)(jax.random.split(jax.random.fold_in(key, index), size))
+    return over_draws(target, len(bits))(one)(bits, jax.random.split(jax.random.fold_in(key, index), len(bits)))
 
 
 @eqx.filter_jit
-def draw_inputs(q: MeanField, key, index, size: int):
-    """`size` draws of q, each as the dict that a model takes, and the log Jacobian of its bijections."""
+def draw_inputs(q: MeanField, bits):
+    """The draws of q at these points, each as the dict that a model takes, and the log Jacobian of its bijections."""
 
-    def one(key):
-        x = q.sample(key)
+    def one(bits):
+        x = q.from_uniform(bits_to_unit(bits, q.params.dtype))
         return x, *q.to_model(x)
 
-    return jax.vmap(one)(jax.random.split(jax.random.fold_in(key, index), size))
+    return jax.vmap(one)(bits)
 
 
 @eqx.filter_jit
@@ -105,19 +105,29 @@ def move(q: MeanField, step):
 
 @eqx.filter_jit
 def widen(q: MeanField):
-    """q with its discrete factors flattened, so that rare values show."""
-    parts = [factor.widened(params).reshape(-1) for factor, params in zip(q.layout.factors, q.split(q.params))]
+    """q with its discrete factors flattened, so that in each draw about one of them takes any value there is."""
+    parts = [
+        factor.widened(params, _uniform_share(q)).reshape(-1)
+        for factor, params in zip(q.layout.factors, q.group_params())
+    ]
     return q.replace(jnp.concatenate(parts))
 
 
-def can_widen(q: MeanField) -> bool:
-    return any(type(factor).widened is not Factor.widened for factor in q.layout.factors)
+def rare_draws(q: MeanField) -> int:
+    """Draws of the flattened q among which each value of each discrete factor shows about once; 0 without any."""
+    most = max((len(factor.values) for factor in q.layout.factors if factor.values is not None), default=0)
+    return int(np.ceil(most / _uniform_share(q)))
 
 
-def evaluate(target: AbstractTarget, q: MeanField, key, index, size: int):
+def _uniform_share(q: MeanField) -> float:
+    discrete = sum(count for factor, count in zip(q.layout.factors, q.layout.counts) if factor.values is not None)
+    return 1 / max(2, discrete)
+
+
+def evaluate(target: AbstractTarget, q: MeanField, bits, key, index):
     """`draw`, by the host where the log density is a black box."""
     if not target.black_box:
-        return draw(target, q, key, index, size)
-    x, theta, log_det = draw_inputs(q, key, index, size)
+        return draw(target, q, bits, key, index)
+    x, theta, log_det = draw_inputs(q, bits)
     values = target.caller({name: np.asarray(rows) for name, rows in theta.items()})
     return x, values + np.asarray(log_det, np.float64)

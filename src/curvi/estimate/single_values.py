@@ -1,0 +1,64 @@
+"""What single values of the discrete factors are worth: nats that a quadratic model of the ELBO cannot see.
+
+Let A_v = E[r | x_f = v] - E[r] be what the value v of factor f is worth, r = ln p - ln q. With all other factors held
+fixed, the best factor f is q_v exp(A_v) up to its norm, and gains
+
+    ln sum_v q_v exp(A_v),        to second order  sum_v q_v A_v^2 / 2.
+
+A value that q all but excludes, q_v = 1e-8, and that is worth A_v = 18 nats, adds 0.5 nats to the first and nothing to
+the second. The regression knows A_v, since the best approximation of E[r | x_f] - E[r] by whitened scores is exact:
+A_v = b' s~(v) with b the coefficients of the scores of f. Nor is q_v needed apart: s~(v)' s~(v) = 1 / q_v - 1.
+"""
+
+import numpy as np
+
+from curvi.family import MeanField
+
+_MOST_NOISE = 4.0  # variance of A_v, in nats^2, beyond which nothing is known of it
+_MOST_WORTH = 500.0  # nats: larger ones overflow
+
+
+def every_value(q: MeanField, x: tuple[np.ndarray, ...]) -> tuple[tuple[np.ndarray, ...], np.ndarray] | None:
+    """Rows like the draw x, one with each value of each discrete factor, and that factor's index; None without any."""
+    rows, owner, first = [], [], 0
+    for group, (factor, count) in enumerate(zip(q.layout.factors, q.layout.counts)):
+        if (values := factor.values) is not None:
+            for at in range(count):
+                changed = np.repeat(x[group][None], len(values), 0)
+                changed[:, at] = values
+                rows.append((group, changed))
+            owner.append(np.repeat(first + np.arange(count), len(values)))
+        first += count
+    if not rows:
+        return None
+    parts = [
+        np.concatenate([changed if group == own else np.repeat(part[None], len(changed), 0) for own, changed in rows])
+        for group, part in enumerate(x)
+    ]
+    return tuple(parts), np.concatenate(owner)
+
+
+def gain_beyond(scores, row_owner, param_owner, linear, covariance) -> tuple[float, float]:
+    """Nats beyond the quadratic model, summed over the discrete factors, and their standard error.
+
+    `scores` are the whitened ones of the rows of `every_value`, `linear` and `covariance` those of the regression. The
+    noise of A_v is taken out of the mean of exp(A_v), and enters the error to first order in all values together, which
+    cancels at the optimum, and to higher ones in each.
+    """
+    if not np.all(np.isfinite(covariance)):
+        return np.inf, np.inf
+    own = np.where(row_owner[:, None] == param_owner, scores, 0.0)
+    probability = 1 / (1 + np.sum(own**2, 1))
+    worth = own @ linear
+    noise = np.minimum(np.sum(own @ covariance * own, 1), _MOST_NOISE)
+    weight = probability * np.exp(np.minimum(worth - noise / 2, _MOST_WORTH))
+    total = np.bincount(row_owner, weight)
+    discrete = total > 0
+    quadratic = np.bincount(param_owner, linear**2 - np.diag(covariance))[: len(total)] / 2
+    beyond = np.where(discrete, np.log(np.where(discrete, total, 1.0)) - quadratic, 0.0)
+    # Only what there is beyond the model: less than it promises does not make up for other factors.
+    counted = (beyond > 0)[row_owner]
+    share = np.where(counted, weight / total[row_owner], 0.0)
+    slope = (share - np.where(counted, probability * worth, 0.0)) @ own
+    variance = slope @ covariance @ slope + np.sum(share**2 * (np.expm1(noise) - noise))
+    return float(np.sum(beyond[beyond > 0])), float(np.sqrt(max(variance, 0.0)))

@@ -13,6 +13,7 @@ from curvi.family import MeanField
 from curvi.growing import doubts
 from curvi.growing.certificate import Bias, Gain, draws_bias, remaining_gain
 from curvi.growing.expansion import Expansion
+from curvi.growing.look_ahead import gained_between, look_ahead
 from curvi.growing.objective import FixedNoise, Look, Objective, epoch_draws
 from curvi.growing.sweep import CHUNK
 from curvi.growing.trust_region import End, Step, climb
@@ -42,8 +43,9 @@ _KICK = 0.1  # in sds of q
 _START_SPREAD = 2.0  # in unconstrained units, as NumPyro's init_to_uniform and Stan's random inits
 # Draws of the final check; fewer where dimension and with it the cost of a draw is likely to be large.
 _MOST_CHECK_DRAWS, _LEAST_CHECK_DRAWS, _LARGE = 1024, 256, 64
+_AHEAD_PARTS = 8  # independent parts of the draws that judge a look ahead
 # Streams of random numbers.
-_FOR_CLIMBING, _FOR_CERTIFYING, _FOR_CHECKING, _FOR_SECOND_THOUGHTS, _FOR_STARTS, _FOR_KICKS = range(6)
+_FOR_CLIMBING, _FOR_CERTIFYING, _FOR_CHECKING, _FOR_SECOND_THOUGHTS, _FOR_STARTS, _FOR_KICKS, _FOR_AHEAD = range(7)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,7 +179,10 @@ class GrowingRun:
                     index += 1
                     continue
             if last:
-                return self._unfinished(end, tolerance)
+                outcome = self._unfinished(end, tolerance)
+                if self.taken >= limit and outcome in (Outcome.MAX_STEPS, Outcome.NOISE_LIMIT):
+                    self._look_ahead(noise, _CLIMB_SHARE * tolerance)
+                return outcome
             num_draws, index = self._more(num_draws, bias.nats, tolerance), index + 1
 
     def _climb(
@@ -306,14 +311,17 @@ class GrowingRun:
         Matched noise is fine for a gradient, but would bias the value itself by its fourth moments.
         """
         if self.check is None or self.check[0] is not self.params:
-            num_draws = _MOST_CHECK_DRAWS
-            if self.objective.dimension > _LARGE:
-                num_draws = int(np.clip(4 * self.last_draws, _LEAST_CHECK_DRAWS, _MOST_CHECK_DRAWS))
-            num_draws = min(num_draws, self.objective.capacity)
+            num_draws = self._check_draws()
             parts = max(num_draws // (4 * CHUNK), 2)
             noise = self.objective.noise(self.params, (_FOR_CHECKING, self.taken), num_draws, parts, match=False)
             self.check = (self.params, noise, self.objective(self.params, noise))
         return self.check[1:]
+
+    def _check_draws(self) -> int:
+        num_draws = _MOST_CHECK_DRAWS
+        if self.objective.dimension > _LARGE:
+            num_draws = int(np.clip(4 * self.last_draws, _LEAST_CHECK_DRAWS, _MOST_CHECK_DRAWS))
+        return min(num_draws, self.objective.capacity)
 
     def _unfinished(self, end: End | None, tolerance: float) -> Outcome:
         if end is None and (np.isfinite(self.gain) or self.taken < _ENDLESS):
@@ -331,6 +339,24 @@ class GrowingRun:
         if end is End.PRECISION:
             return Outcome.PRECISION
         return Outcome.NOISE_LIMIT if self.gain <= max(tolerance, 3 * self.gain_se) else Outcome.MAX_STEPS
+
+    def _look_ahead(self, noise: FixedNoise, gain_tolerance: float) -> None:
+        """A better word on what is left to gain at a q that is not the end of the climb, where one is found.
+
+        Nothing of the run moves, so that it may go on from here later.
+        """
+        objective, stream = self.objective, (_FOR_AHEAD, self.taken)
+        # An answer is not worth more steps than the fit itself took.
+        ahead = look_ahead(objective, self.params, noise, self.radius, gain_tolerance, self.taken, (*stream, 0))
+        # Matched draws: their fourth moments bias a value, but hardly the difference of two.
+        fresh = objective.noise(self.params, (*stream, 1), self._check_draws(), _AHEAD_PARTS)
+        found = gained_between(objective, self.params, ahead.params, fresh)
+        if found is None or not np.all(np.isfinite([*found, ahead.left, ahead.error])):
+            return
+        gained, error = found
+        # A climb that was cut short says more than the certificate only where most of the way was seen.
+        if ahead.done or ahead.left <= gained:
+            self.gain, self.gain_se = max(gained + ahead.left, 0.0), float(np.hypot(error, ahead.error))
 
     def _suspect(self, weights: np.ndarray | None) -> None:
         self.suspects = name_suspects(self.family, weights)

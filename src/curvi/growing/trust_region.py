@@ -12,7 +12,7 @@ from curvi.growing.objective import FixedNoise, Look, Objective
 _RESIDUAL, _SOLVE_RESIDUAL = 0.2, 1e-3
 MAX_PRODUCTS = 200
 # Of weighted draws: no step to where a smaller share counts, and new draws where the share is smaller.
-_LEAST_EFFECTIVE, _ENOUGH_EFFECTIVE = 0.25, 0.5
+LEAST_EFFECTIVE, _ENOUGH_EFFECTIVE = 0.25, 0.5
 
 
 class End(enum.Enum):
@@ -156,7 +156,7 @@ def climb(
         lost = step.promised <= rounding
         actual = trial.value - look.value
         ratio = 1.0 if lost and abs(actual) <= 2 * rounding else np.float64(actual) / step.promised
-        if not trial.finite or np.isnan(ratio) or trial.effective < _LEAST_EFFECTIVE:
+        if not trial.finite or np.isnan(ratio) or trial.effective < LEAST_EFFECTIVE:
             ratio = -1.0
         if ratio < 0.25:
             radius = 0.2 * min(step.length, radius)

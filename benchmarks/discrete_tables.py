@@ -77,7 +77,7 @@ def _head(found) -> list[str]:
             there are those of a method that was tuned for all four together. When draws came to be
             stratified, the number of the first batches went from three to two and the least effective
             number of draws from 1.3 to 1 a parameter, by seeds 20 to 59 of eight models, the held-out ones
-            among them: all but one of the eight gained by it.
+            among them: all eight gained by it.
         """),
         paragraph(f"""
             The rivals have their best setting, by the median over five seeds. The grid of Adam is rates
@@ -207,8 +207,8 @@ def _held_out(found, names) -> list[str]:
         "## Held-out models",
         paragraph("""
             Five models (`benchmarks/held_out.py`) that were written down before anything was run on them and
-            left as they are. Nothing was chosen on them at first; of the two settings named above they were
-            eight judges' five, on other seeds.
+            left as they are. Nothing was chosen on them but the two settings named above, by eight models
+            and other seeds.
         """),
         "\n".join(
             [

@@ -46,19 +46,15 @@ class NormalSweeps:
         self.structure, self.arrays = split_structure(target, q)
         self.num_kept, self._dtype, self._dimension = num_kept, np.dtype(q.params.dtype), q.num_factors
         self._num_values = size * CHUNK
-        # Of the entropy, and the Fisher information of which the means' part is to be filled in.
         self.entropy_grad = np.tile([0.0, 1.0], q.num_factors)
-        self._fisher = np.tile(np.diag([0.0, 2.0]), (q.num_factors, 1, 1))
 
     def slopes(self, params: np.ndarray, buffer: Buffer) -> Slopes:
         log_scale = params[1::2]
         scale = np.exp(log_scale)
         found = _host(self._run(run_slopes, buffer, params[0::2], scale)[0])
         values, grads = found[: self._num_values], found[self._num_values :].reshape(2, MOST_PARTS, -1)
-        fisher = self._fisher.copy()
-        fisher[:, 0, 0] = scale**-2
         entropy = log_scale.sum() + log_scale.size * _ENTROPY
-        return Slopes(values, _interleave(*grads), None, None, entropy, self.entropy_grad, (fisher,))
+        return Slopes(values, _interleave(*grads), None, None, entropy, self.entropy_grad, (), scale)
 
     def gradient(self, params: np.ndarray, buffer: Buffer) -> np.ndarray:
         """The gradient of ln p summed over chunks, and nothing else: for differences."""

@@ -26,6 +26,9 @@ CHUNK = 32  # draws of one vectorised pass
 MOST_PARTS = 8
 
 
+_ARRAY = object()  # stands for an array in a structure
+
+
 class Buffer(NamedTuple):
     """Noise in a buffer of fixed size, of which the first `num_chunks` chunks are in use."""
 
@@ -51,6 +54,7 @@ class Slopes(NamedTuple):
     exact: Float[Array, ""]
     exact_grad: Float[Array, " P"]
     fisher: tuple[Float[Array, "n k k"], ...]
+    scales: Float[Array, " n"] | None = None  # of normal factors, in the place of their Fisher information
 
 
 class Bends(NamedTuple):
@@ -100,13 +104,15 @@ def split_structure(target: AbstractTarget, q: MeanField):
 
     The arrays in a plain tuple: modules would be taken apart at every call.
     """
-    (arrays, tree), (rest, code) = (jax.tree.flatten(part) for part in eqx.partition((target, q), eqx.is_array))
-    return (tuple(rest), code, tree), tuple(arrays)
+    leaves, tree = jax.tree.flatten((target, q))
+    arrays = tuple(leaf for leaf in leaves if eqx.is_array(leaf))
+    return (tuple(_ARRAY if eqx.is_array(leaf) else leaf for leaf in leaves), tree), arrays
 
 
 def combine(structure, arrays) -> tuple[AbstractTarget, MeanField]:
-    rest, code, tree = structure
-    return eqx.combine(jax.tree.unflatten(tree, arrays), jax.tree.unflatten(code, rest))
+    rest, tree = structure
+    given = iter(arrays)
+    return jax.tree.unflatten(tree, [next(given) if leaf is _ARRAY else leaf for leaf in rest])
 
 
 def log_density(target: AbstractTarget, q: MeanField, rows):

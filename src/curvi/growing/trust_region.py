@@ -29,18 +29,23 @@ class Metric:
     """L L', the Fisher information of q; -H0 in its place for the means of normal factors."""
 
     def __init__(self, look: Look, expansion: Expansion | None):
-        self.inverse = [_inverse_root(block) for block in look.fisher]
+        # Of normal factors L is diagonal. Where conjugate gradients take a few products, more would be felt.
+        self.diagonal = look.spreads if look.normal else None
+        self.inverse = [] if look.normal else [_inverse_root(block) for block in look.fisher]
         self.expansion = expansion if expansion is not None and expansion.lower is not None else None
 
     def whiten(self, v: np.ndarray) -> np.ndarray:
         """L^-1 v: takes a gradient to whitened coordinates."""
-        parts = [np.einsum("nij,nj->ni", inverse, p) for inverse, p in self._groups(v)]
-        return self._means(_join(parts), v, "whiten")
+        return self._means(self._blocks("nij,nj->ni", v), v, "whiten")
 
     def unwhiten(self, v: np.ndarray) -> np.ndarray:
         """L^-T v: takes a step back from whitened coordinates."""
-        parts = [np.einsum("nji,nj->ni", inverse, p) for inverse, p in self._groups(v)]
-        return self._means(_join(parts), v, "unwhiten")
+        return self._means(self._blocks("nji,nj->ni", v), v, "unwhiten")
+
+    def _blocks(self, product: str, v: np.ndarray) -> np.ndarray:
+        if self.diagonal is not None:
+            return v * self.diagonal
+        return np.concatenate([np.einsum(product, inverse, part).ravel() for inverse, part in self._groups(v)])
 
     def _groups(self, v):
         start = 0
@@ -57,19 +62,10 @@ class Metric:
 
 def _inverse_root(block: np.ndarray) -> np.ndarray:
     """L^-1; not a number where there is none, which no step survives."""
-    if block.shape[-1] == 2 and not block[:, 0, 1].any():
-        # Of normal factors. Where conjugate gradients take a few products, a factorisation would be felt.
-        root = np.zeros_like(block)
-        root[:, 0, 0], root[:, 1, 1] = block[:, 0, 0] ** -0.5, block[:, 1, 1] ** -0.5
-        return root
     try:
         return np.linalg.inv(np.linalg.cholesky(block))
     except np.linalg.LinAlgError:
         return np.full_like(block, np.nan)
-
-
-def _join(parts) -> np.ndarray:
-    return np.concatenate([part.ravel() for part in parts])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,7 +157,7 @@ def climb(
         if ratio < 0.25:
             radius = 0.2 * min(step.length, radius)
         elif ratio > 0.75 and step.on_edge:
-            radius *= 6.0 if ratio > 0.9 else 2.5
+            radius *= 4.0 if ratio > 0.9 else 2.5
         accepted = ratio > 0.05
         if accepted:
             params, look = candidate, trial

@@ -125,3 +125,15 @@ def minimum(start):
 
     value = jax.jit(jax.value_and_grad(lambda p: -exact_elbo(p)))
     return minimize(lambda p: tuple(np.asarray(v, float) for v in value(p)), start, jac=True)
+
+
+def test_single_precision_where_integers_would_widen_it():
+    """With double precision switched on, an integer times a float32 is a float64: the fit stays what its latents are."""
+    target = curvi.Target(
+        lambda t: -jnp.square(t["x"] - 0.8 * t["z"]) - 0.2 * t["z"],
+        {"x": np.float32(0.3), "z": np.array(0)},
+        {"z": constraints.boolean},
+    )
+    fit = curvi.fit(target, key=jax.random.key(0), progress=False)
+    assert jax.config.jax_enable_x64 and fit.converged
+    assert fit.q.params.dtype == np.float32

@@ -128,7 +128,7 @@ def minimum(start):
 
 
 def test_single_precision_where_integers_would_widen_it():
-    """With double precision switched on, an integer times a float32 is a float64: the fit stays what its latents are."""
+    """Where double precision is on, an integer times a float32 is a float64: the fit stays what its latents are."""
     target = curvi.Target(
         lambda t: -jnp.square(t["x"] - 0.8 * t["z"]) - 0.2 * t["z"],
         {"x": np.float32(0.3), "z": np.array(0)},

@@ -15,6 +15,7 @@ import curvi
 from curvi import Outcome, Target
 from curvi.methods import SchemeI
 from curvi.report.table import ERROR, MEAN, RESPONSE_SD, SD, Summary, number
+from curvi.report.text import next_step
 
 KEY = jax.random.key(0)
 COVARIANCE = np.array([[1.0, 0.4], [0.4, 0.8]])
@@ -81,6 +82,13 @@ def test_suspects_are_named_where_there_is_trouble():
 @pytest.mark.parametrize("outcome", [outcome for outcome in Outcome if outcome is not Outcome.CONVERGED])
 def test_every_outcome_has_a_next_step(outcome):
     assert "  next  " in str(dataclasses.replace(factorised(), outcome=outcome))
+
+
+def test_in_single_precision_what_is_not_finite_may_be_rounding():
+    fit = factorised()
+    single = dataclasses.replace(fit, outcome=Outcome.NON_FINITE, q=fit.q.replace(fit.q.params.astype(jnp.float32)))
+    assert "use float64" in next_step(single, None) and "logarithms" in next_step(single, None)
+    assert "float64" not in next_step(dataclasses.replace(fit, outcome=Outcome.NON_FINITE), None)
 
 
 def test_repr_is_one_line_and_computes_nothing():

@@ -28,6 +28,9 @@ _NEXT = {
 
 def next_step(fit: "Fit", khat: float | None, page: bool = False) -> str:
     """What to do next; `page` where the report is already there."""
+    if fit.outcome is Outcome.NON_FINITE and fit.q.params.dtype == np.float32:
+        # In single precision a factorisation may fail that in double precision does not.
+        return f"{_NEXT[Outcome.PRECISION]}; then {_NEXT[Outcome.NON_FINITE]}"
     if not fit.converged:
         return _NEXT[fit.outcome]
     if khat is not None and np.isfinite(khat) and khat > _LARGE_KHAT:

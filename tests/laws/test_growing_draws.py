@@ -105,16 +105,15 @@ def test_remaining_gain_of_unfinished_gaussians(size):
 def test_remaining_gain_beyond_a_quadratic(seed):
     """Where the ELBO curves upwards on the way, a look ahead finds what is left, and leaves the fit where it was."""
     problem = problems.funnel()
-    longer, right, stops = fitted("funnel", 9, seed), 0, 0
+    longer, right = fitted("funnel", 9, seed), 0
     for num_steps in range(4, 9):
         found = fitted("funnel", num_steps, seed)
         gap = problem.gap(found.q)
         assert found.outcome is Outcome.MAX_STEPS
         assert np.array_equal(found.history.elbo, longer.history.elbo[:num_steps])
-        if 0.2 < gap < 5:
-            assert found.remaining_gain > gap / 2, "too much is promised"
-            right, stops = right + (found.remaining_gain < 2 * gap), stops + 1
-    assert stops >= 4 and right >= 0.8 * stops
+        assert 0.1 < gap < 5 and found.remaining_gain > gap / 2
+        right += found.remaining_gain < 2 * gap
+    assert right >= 4, "of five stops at most one may be unknown"
     further = fit(problem.target, start=found, num_steps=1, progress=False)
     assert np.array_equal(further.q.params, longer.q.params) and further.elbo == longer.elbo
     assert further.remaining_gain == longer.remaining_gain

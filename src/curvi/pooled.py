@@ -91,6 +91,7 @@ class PooledRun(RecordedRun):
         self.rare_size = program.rare_draws(q)
         self.least_verdict = max(_LEAST_VERDICT, 8 * q.num_params)
         self.since_rare = np.inf  # nats moved since rare values were looked for
+        self.every_value: tuple[tuple[np.ndarray, ...], np.ndarray] | None = None
         self.counts = CallCounts()
         self.failure: BlackBoxError | None = None
         self.calls = 0
@@ -121,7 +122,6 @@ class PooledRun(RecordedRun):
             candidate = program.move(self.q, np.asarray(step, self.q.params.dtype))
             self.path.append((self.counts.log_density, np.asarray(candidate.params)))
             batch = self._draw(candidate, plan.size)
-            rare = self._draw_rare(candidate, plan.rare)
             if not np.all(batch.finite()):
                 rejected += 1
                 self.record(local.value, local.value_se, len(batch), local.curvature.believed, False)
@@ -129,6 +129,7 @@ class PooledRun(RecordedRun):
                 if rejected >= _PATIENCE:
                     return Outcome.NON_FINITE
                 continue
+            rare = self._draw_rare(candidate, plan.rare)
             certificate = self._certify(batch, rare, local.curvature) if plan.verdict else None
             self.pool.add(batch)
             if rare is not None:
@@ -172,6 +173,7 @@ class PooledRun(RecordedRun):
             batch = self._draw(self.q, 2 * self.size)
         # Draws without a density are left out of the first estimate; a later q that has any is refused.
         self.pool.add(batch.only(batch.finite()))
+        self.every_value = every_value(self.q, tuple(part[0] for part in self.pool.batches[0].x))
 
     def _plan(self, local: Local, tolerance: float) -> Plan:
         """The next batch: more draws where noise rules, rare values where the end is near, then draws for a verdict."""
@@ -253,10 +255,9 @@ class PooledRun(RecordedRun):
         return float(found.value), float(found.value_se), gain, gain_se
 
     def _beyond(self, q: MeanField, found: PairFit) -> tuple[float, float]:
-        rows = every_value(q, tuple(part[0] for part in self.pool.batches[0].x))
-        if rows is None:
+        if self.every_value is None:
             return 0.0, 0.0
-        x, owner = rows
+        x, owner = self.every_value
         return gain_beyond(self._look(q, x)[1], owner, self.layout.owner, found.linear, found.covariance())
 
     def _draw_rare(self, q: MeanField, size: int) -> Batch | None:

@@ -26,14 +26,14 @@ import discrete_tables
 import held_out
 import lines
 from curvi import MeanField, examples
-from curvi.clock import Clock
 from curvi.estimate import AnchoredScore
 from curvi.examples.exact import basin, change_point_elbo, enumerated_elbo
 from curvi.methods import BBVI, PooledRegression
-from curvi.methods.pooled_regression import rare_draws
-from curvi.pooled import PooledRun
-from curvi.progress import Silent
-from curvi.target import AbstractTarget
+from curvi.methods.pooled_regression.method import rare_draws
+from curvi.methods.pooled_regression.run import PooledRun
+from curvi.model.target import AbstractTarget
+from curvi.record.clock import Clock
+from curvi.record.progress import Silent
 from discrete_tables import ADAM, CENTRED, NUMPYRO
 from numpyro_program import numpyro_program
 from problems import Problem

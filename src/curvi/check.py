@@ -11,10 +11,11 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 
-from curvi import support as supports
 from curvi.diagnostics.probes import Density, Values, curvature_by_latent, evaluate, slopes_by_latent
 from curvi.fit import check_key
-from curvi.target import AbstractTarget, MinibatchTarget, check_scale
+from curvi.model import support as supports
+from curvi.model.minibatch import MinibatchTarget, check_scale
+from curvi.model.target import AbstractTarget
 
 
 @dataclasses.dataclass(frozen=True)

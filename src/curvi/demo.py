@@ -18,12 +18,12 @@ import optax
 from curvi import __version__
 from curvi.estimate import AnchoredScore
 from curvi.fit import fit
-from curvi.ledger import History, mean_and_error
 from curvi.methods import BBVI, Algorithm0, AnyMethod, GrowingDraws, NaturalGradient, SchemeI, SchemeII
+from curvi.model.target import Target
 from curvi.outcome import Outcome
+from curvi.record.history import History, mean_and_error
 from curvi.results import Fit
 from curvi.solve import ShermanMorrison, Woodbury
-from curvi.target import Target
 
 _CURVE_POINTS = 200
 _MEASURED_POINTS = 12  # each costs a fit

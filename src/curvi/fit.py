@@ -3,20 +3,21 @@
 import equinox as eqx
 import jax
 
-from curvi.clock import Clock
 from curvi.estimate.hybrid import num_staying_params
-from curvi.factored import FactoredTarget
 from curvi.family import MeanField
-from curvi.growing import GrowingRun
 from curvi.methods import AnyMethod, GrowingDraws, PlateRegression, PooledRegression, SchemeI
 from curvi.methods.base import check_fit
-from curvi.paused import going_on, pause
-from curvi.plates import PlateRun
-from curvi.pooled import PooledRun
-from curvi.progress import open_progress
+from curvi.methods.growing_draws.run import GrowingRun
+from curvi.methods.plate_regression.run import PlateRun
+from curvi.methods.pooled_regression.run import PooledRun
+from curvi.methods.stepwise_run import StepwiseRun
+from curvi.model.factored import FactoredTarget
+from curvi.model.minibatch import MinibatchTarget, check_scale
+from curvi.model.target import AbstractTarget
+from curvi.record.checkpoint import going_on, pause
+from curvi.record.clock import Clock
+from curvi.record.progress import open_progress
 from curvi.results import Fit
-from curvi.stepwise import StepwiseRun
-from curvi.target import AbstractTarget, MinibatchTarget, check_scale
 
 _MOST_REGRESSED = 512
 _MOST_WEIGHED = 24  # parameters of discrete latents beyond which the noise of the score's curvature is too large

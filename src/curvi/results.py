@@ -10,14 +10,17 @@ import numpy as np
 
 from curvi.diagnostics.curvature_report import CurvatureReport, curvature_report
 from curvi.diagnostics.linear_response import Covariance, linear_response, mean_shift, sample_covariance
-from curvi.diagnostics.psis import KHAT_DRAWS, smooth_weights
 from curvi.diagnostics.sensitivity import Sensitivity, sensitivity
-from curvi.drawing import densities, log_ratios, resample, sample, to_outputs
 from curvi.estimate.draws import Sobol
+from curvi.estimate.psis import KHAT_DRAWS, smooth_weights
+from curvi.estimate.resample import resample
+from curvi.estimate.sampling import densities, log_ratios, sample, to_outputs
 from curvi.family import MeanField
-from curvi.ledger import CallCounts, History, Seconds
+from curvi.model.origin import origin_of
+from curvi.model.target import AbstractTarget
 from curvi.outcome import Outcome
-from curvi.target import AbstractTarget, origin_of
+from curvi.record.counts import CallCounts
+from curvi.record.history import History, Seconds
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

@@ -18,12 +18,15 @@ import jax
 import numpy as np
 
 from curvi.family.mean_field import Layout, MeanField, Slot
-from curvi.ledger import CallCounts, History, Seconds
+from curvi.model.latents import Latent
+from curvi.model.origin import Origin
+from curvi.model.target import AbstractTarget
 from curvi.outcome import Outcome
-from curvi.paused import Paused
-from curvi.plain import CannotSaveError, from_plain, to_plain
+from curvi.record.checkpoint import Paused
+from curvi.record.counts import CallCounts
+from curvi.record.history import History, Seconds
+from curvi.record.plain import CannotSaveError, from_plain, to_plain
 from curvi.results import Fit
-from curvi.target import AbstractTarget, Latent, Origin
 
 _FORMAT, _VERSION = "curvi fit", 1
 _TEXT, _CHECKSUM = "fit.json", "sha256"

@@ -17,9 +17,9 @@ import curvi
 from curvi import FactoredTarget, MeanField, Target, examples
 from curvi.adapters import from_numpyro
 from curvi.examples.exact import basin, enumerated_elbo
-from curvi.factored import check_rows, num_values
 from curvi.fit import _default_method
 from curvi.methods import GrowingDraws, PlateRegression
+from curvi.model.factored import check_rows, num_values
 
 N = 6
 RNG = np.random.default_rng(0)

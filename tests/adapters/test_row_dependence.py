@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from curvi.adapters import row_dependence as module
-from curvi.adapters.row_dependence import MIXED, row_dependence
+from curvi.adapters.numpyro import row_dependence as module
+from curvi.adapters.numpyro.row_dependence import MIXED, row_dependence
 
 ROWS = 5
 RNG = np.random.default_rng(0)

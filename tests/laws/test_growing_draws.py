@@ -13,7 +13,7 @@ import pytest
 from numpyro.distributions import constraints
 
 from curvi import MeanField, MinibatchTarget, Outcome, Target, factors, fit
-from curvi.growing import sweep
+from curvi.estimate.fixed_draws import sweep
 from curvi.methods import GrowingDraws, SchemeI
 
 

@@ -9,8 +9,8 @@ from numpyro.distributions import constraints
 
 import curvi
 from curvi import MeanField
-from curvi.growing import family_sweep
-from curvi.growing.objective import Objective
+from curvi.estimate.fixed_draws import family_sweep
+from curvi.estimate.fixed_draws.objective import Objective
 
 NODES, NODE_WEIGHTS = np.polynomial.hermite_e.hermegauss(40)
 NODE_WEIGHTS = NODE_WEIGHTS / NODE_WEIGHTS.sum()

@@ -13,8 +13,8 @@ import pytest
 
 from curvi import MeanField, fit
 from curvi.curvature import DenseMatrix
-from curvi.drawing import FINAL_DRAWS
 from curvi.estimate import AnchoredScore, Counts, LocalModel, PaperScore, Pathwise
+from curvi.estimate.sampling import FINAL_DRAWS
 from curvi.methods import (
     BBVI,
     LBFGS,

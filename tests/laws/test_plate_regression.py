@@ -10,12 +10,12 @@ from numpyro.distributions import constraints
 
 import curvi
 from curvi import FactoredTarget, MeanField, examples
-from curvi.clock import Clock
 from curvi.examples.exact import basin, enumerated_elbo
-from curvi.factored import check_rows
 from curvi.methods import PlateRegression, PooledRegression
-from curvi.plates import PlateRun
-from curvi.progress import Silent
+from curvi.methods.plate_regression.run import PlateRun
+from curvi.model.factored import check_rows
+from curvi.record.clock import Clock
+from curvi.record.progress import Silent
 
 
 def run(target, **settings):

@@ -8,12 +8,12 @@ from numpyro.distributions import constraints
 
 import curvi
 from curvi import MeanField, Outcome, Target, examples, factors
-from curvi.clock import Clock
 from curvi.examples.exact import basin, change_point_elbo, enumerate_states, enumerated_elbo
 from curvi.methods import PooledRegression, SchemeI
-from curvi.methods import pooled_regression as program
-from curvi.pooled import PooledRun
-from curvi.progress import Silent
+from curvi.methods.pooled_regression import method as program
+from curvi.methods.pooled_regression.run import PooledRun
+from curvi.record.clock import Clock
+from curvi.record.progress import Silent
 
 
 def run(target, **settings):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from factor_registry import ROWS
 
-from curvi.descent.trust import DenseModel
+from curvi.descent.dense import DenseModel
 from curvi.estimate import SecondOrderRegression
 from curvi.estimate import pairs as pairs_of
 from curvi.estimate.pairs import PairLayout, believed_curvature, fit_pairs, pair_kernel, pair_part

@@ -14,7 +14,7 @@ from curvi import MeanField, Target
 from curvi.estimate.draws import latin_hypercube
 from curvi.estimate.regression import pair_layout
 from curvi.estimate.single_values import every_value, gain_beyond
-from curvi.methods import pooled_regression as program
+from curvi.methods.pooled_regression import method as program
 
 NUM_VALUES = 5
 

@@ -12,7 +12,7 @@ import pytest
 from numpyro.distributions import constraints
 
 from curvi import MeanField, Target, fit
-from curvi.adapters.numpyro import from_numpyro
+from curvi.adapters.numpyro.model import from_numpyro
 from curvi.diagnostics.linear_response import linear_response
 from curvi.estimate.design import matched_noise
 from curvi.estimate.pathwise import path_log_density

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from curvi.diagnostics.psis import fit_pareto, khat_meaning, smooth_weights
+from curvi.estimate.psis import fit_pareto, khat_meaning, smooth_weights
 
 RATIOS = {
     "normal": lambda rng: rng.normal(size=4096),

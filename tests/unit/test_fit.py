@@ -14,10 +14,10 @@ from numpyro.distributions import constraints
 
 import curvi
 from curvi import MeanField, MinibatchTarget, Outcome, Target, factors
-from curvi.certificate import certify
+from curvi.certify.decrement import certify
 from curvi.estimate import AnchoredScore, PaperScore, Pathwise
+from curvi.estimate.start import find_start
 from curvi.methods import BBVI, LBFGS, GrowingDraws, HessianFree, Method, SchemeI
-from curvi.start import find_start
 
 KEY = jax.random.key(0)
 PRECISION = np.array([[2.0, 0.8], [0.8, 1.0]])

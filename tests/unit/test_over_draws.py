@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import curvi
-from curvi.over_draws import over_draws
+from curvi.model.over_draws import over_draws
 
 # A Gaussian process of 60 points: its derivatives call LAPACK several times at once.
 PROGRAM = """

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 import curvi
-from curvi import progress
-from curvi.progress import Reporter, open_progress
+from curvi.record import progress
+from curvi.record.progress import Reporter, open_progress
 from curvi.results import CallCounts
 
 COUNTS = CallCounts(1000, 200, 34)

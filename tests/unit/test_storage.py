@@ -21,7 +21,7 @@ import curvi
 from curvi import MeanField, Target, factors
 from curvi.estimate import AnchoredScore
 from curvi.methods import BBVI, SchemeI
-from curvi.plain import CannotSaveError, from_plain, to_plain
+from curvi.record.plain import CannotSaveError, from_plain, to_plain
 
 KEY = jax.random.key(0)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpyro.distributions import biject_to, constraints
 
-from curvi import support as supports
+from curvi.model import support as supports
 
 VALUES = {
     "real": (constraints.real, np.array([-1.0, 2.5])),

@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from curvi.model.minibatch import check_scale
+from curvi.model.tracing import trace as trace_function
 from numpyro.distributions import constraints
 
 from curvi import MinibatchTarget, Target
-from curvi.target import check_scale
-from curvi.target import trace as trace_function
 
 
 def log_density(theta):
@@ -279,7 +279,7 @@ def test_a_python_number_is_as_wide_as_an_array():
 def test_mean_over_all_batches_is_the_full_log_density(monkeypatch):
     target, theta = minibatched(batch_size=2), {"mu": jnp.asarray(-0.3)}
     chosen = []
-    monkeypatch.setattr("curvi.target._choose_rows", lambda key, num_rows, batch_size: jnp.array(chosen[-1]))
+    monkeypatch.setattr("curvi.model.minibatch._choose_rows", lambda key, num_rows, batch_size: jnp.array(chosen[-1]))
     values, slopes = [], []
     for pair in combinations(range(6), 2):
         chosen.append(pair)

@@ -18,7 +18,7 @@ import typer
 from curvi.adapters import from_numpyro, from_pymc
 from curvi.cli.common import InputError
 from curvi.cli.data import read_data
-from curvi.target import AbstractTarget
+from curvi.model.target import AbstractTarget
 
 ModelArgument = Annotated[
     str,

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import jax.scipy.linalg as jsl
 from jaxtyping import Array
 
-from curvi.over_draws import over_matrices
+from curvi.model.over_draws import over_matrices
 
 # A GPU may round float32 factors to ten bits (TF32) unless asked not to, which ruins a solve and hides it.
 matmul = partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)

@@ -15,9 +15,9 @@ from curvi.curvature import MatrixFree
 from curvi.estimate.design import matched_noise
 from curvi.estimate.pathwise import path_log_density
 from curvi.family import MeanField
-from curvi.over_draws import map_draws, over_draws
+from curvi.model.over_draws import map_draws, over_draws
+from curvi.model.target import AbstractTarget
 from curvi.solve import CG, SolveOutcome
-from curvi.target import AbstractTarget
 
 _DRAWS = 512
 _CHUNK = 32

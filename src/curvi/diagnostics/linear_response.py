@@ -21,8 +21,8 @@ from jax.flatten_util import ravel_pytree
 from curvi.diagnostics.hessian import WhitenedHessian
 from curvi.estimate.hybrid import follow, noise_columns, staying_log_prob
 from curvi.family import MeanField
-from curvi.over_draws import over_draws
-from curvi.target import AbstractTarget
+from curvi.model.over_draws import over_draws
+from curvi.model.target import AbstractTarget
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,9 +13,9 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from numpyro.distributions import biject_to
 
-from curvi import support as supports
-from curvi.over_draws import over_draws
-from curvi.target import AbstractTarget
+from curvi.model import support as supports
+from curvi.model.over_draws import over_draws
+from curvi.model.target import AbstractTarget
 
 _REACH = 3.0  # how far each latent is moved, alone, in unconstrained units: three sds of the start of q
 _OFFSET = 0.1  # derivatives are taken a little off the start, which is often a point of symmetry

@@ -18,7 +18,7 @@ import numpy as np
 
 from curvi.diagnostics.hessian import WhitenedHessian
 from curvi.diagnostics.linear_response import labels_of, mean_shift
-from curvi.over_draws import map_draws, over_draws
+from curvi.model.over_draws import map_draws, over_draws
 
 if TYPE_CHECKING:
     from curvi.results import Fit

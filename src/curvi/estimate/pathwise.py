@@ -16,8 +16,8 @@ from curvi.estimate.draws import Antithetic, Draws
 from curvi.estimate.local import Counts, LocalModel, num_groups, variance_of_mean
 from curvi.estimate.score import check_num_draws
 from curvi.family import MeanField
-from curvi.over_draws import over_draws
-from curvi.target import AbstractTarget
+from curvi.model.over_draws import over_draws
+from curvi.model.target import AbstractTarget
 
 
 def path_log_density(density, q: MeanField, noise):

@@ -12,7 +12,7 @@ from curvi.estimate.local import Counts, LocalModel, num_groups
 from curvi.estimate.pairs import PairFit, PairLayout, fit_pairs
 from curvi.estimate.score import check_num_draws, draw_sample
 from curvi.family import MeanField
-from curvi.target import AbstractTarget
+from curvi.model.target import AbstractTarget
 
 
 def pair_layout(q: MeanField) -> PairLayout:

@@ -20,8 +20,8 @@ from curvi.estimate.draws import Draws, Independent
 from curvi.estimate.local import Counts, LocalModel, num_groups, variance_of_mean
 from curvi.family import MeanField
 from curvi.family.mean_field import Draw
-from curvi.over_draws import over_draws
-from curvi.target import AbstractTarget
+from curvi.model.over_draws import over_draws
+from curvi.model.target import AbstractTarget
 
 _BATCHES = 8  # minibatches per estimate: enough to see batch noise in a standard error
 

@@ -7,7 +7,7 @@ from numpyro.distributions import constraints
 
 from curvi import factors
 from curvi.family import MeanField
-from curvi.target import Target
+from curvi.model.target import Target
 
 
 def poisson_gamma(counts=((3, 5, 4), (0, 1, 0), (12, 9, 15)), shape=2.0, rate=0.5) -> tuple[Target, MeanField]:

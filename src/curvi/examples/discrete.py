@@ -7,7 +7,7 @@ from numpyro.distributions import constraints
 
 from curvi import factors
 from curvi.family import MeanField
-from curvi.target import Target
+from curvi.model.target import Target
 
 # Coal-mining disasters in Great Britain in the years 1851 to 1962: R. G. Jarrett, "A note on the intervals between
 # coal-mining disasters", Biometrika 66 (1979), 191-193; by year as in Carlin, Gelfand and Smith (1992).

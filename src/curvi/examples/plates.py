@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import constraints
 
-from curvi.factored import FactoredTarget
+from curvi.model.factored import FactoredTarget
 
 
 def mixture_data(num_rows: int, means=(-3.0, 0.0, 4.0), shares=(0.3, 0.5, 0.2), seed=0) -> np.ndarray:

@@ -3,7 +3,7 @@
 import numpy as np
 from numpyro.distributions import constraints
 
-from curvi.target import Target
+from curvi.model.target import Target
 
 DAYS = 14
 POPULATION = 763

@@ -11,10 +11,10 @@ import numpy as np
 import numpyro.distributions as dist
 from jax.scipy.special import digamma, gammaln, ndtri, polygamma
 
-from curvi import support as supports
 from curvi.family import student_t
 from curvi.family.factor import Factor
 from curvi.family.quantile import continuous_quantile
+from curvi.model import support as supports
 
 _LOG_2PI_E = 2.8378770664093453  # log(2 pi e)
 _START_LOG_SCALE = -2.0  # small enough that exponential links stay finite, large enough to feel curvature

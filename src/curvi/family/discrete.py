@@ -8,10 +8,10 @@ import numpy as np
 import numpyro.distributions as dist
 from jax.scipy.special import gammaln
 
-from curvi import support as supports
 from curvi.family.continuous import _known
 from curvi.family.factor import Factor
 from curvi.family.quantile import count_quantile
+from curvi.model import support as supports
 
 _START_LOGIT = (
     0.5  # how far the start leans towards the given value: enough to break symmetry, little enough to stay undecided

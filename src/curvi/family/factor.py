@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Array, Float
 from numpyro.distributions import Distribution, kl_divergence
 
-from curvi.support import describe
+from curvi.model.support import describe
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,12 +16,13 @@ import numpy as np
 from jaxtyping import Array, Float
 from numpyro.distributions import biject_to
 
-from curvi import support as supports
 from curvi.curvature.blocks import BlockDiagonal, join, split
 from curvi.family.continuous import Normal
 from curvi.family.discrete import Bernoulli, Categorical, Poisson
 from curvi.family.factor import Factor
-from curvi.target import AbstractTarget, Latent
+from curvi.model import support as supports
+from curvi.model.latents import Latent
+from curvi.model.target import AbstractTarget
 
 Draw = tuple[Array, ...]
 

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int
 
 from curvi.estimate.local import Counts
 from curvi.family import MeanField
-from curvi.target import AbstractTarget
+from curvi.model.target import AbstractTarget
 
 
 class Record(eqx.Module):

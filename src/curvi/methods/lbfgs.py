@@ -13,7 +13,7 @@ from curvi.estimate.pathwise import path_log_density
 from curvi.estimate.score import check_num_draws
 from curvi.family import MeanField
 from curvi.methods.base import Method, Record, as_counts
-from curvi.over_draws import over_draws
+from curvi.model.over_draws import over_draws
 
 
 class LBFGSState(eqx.Module):

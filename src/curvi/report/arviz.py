@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import jax
 import numpy as np
 
-from curvi.target import origin_of
+from curvi.model.origin import origin_of
 
 if TYPE_CHECKING:
     from curvi.results import Fit

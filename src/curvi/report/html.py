@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from curvi.diagnostics.linear_response import labels_of
-from curvi.diagnostics.psis import khat_meaning
+from curvi.estimate.psis import khat_meaning
 from curvi.report import svg
 from curvi.report.style import STYLE
 from curvi.report.table import ERROR, MEAN, RESPONSE_SD, SD, Summary, number

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from curvi.diagnostics.psis import khat_meaning
+from curvi.estimate.psis import khat_meaning
 from curvi.outcome import Outcome
 
 if TYPE_CHECKING:

@@ -1,0 +1,3 @@
+"""Targets from NumPyro models."""
+
+from curvi.adapters.numpyro.model import from_numpyro as from_numpyro

@@ -1,0 +1,298 @@
+"""Targets from NumPyro models.
+
+A model is only ever traced on abstract values: once to find its sites, once for its log density and, if it
+has deterministic sites, once for these. Nothing is sampled and nothing evaluated, so that making a target
+costs little beside compiling it. Start values on the usual supports are written down in numpy; the supports
+and starts that must be computed are, together, one small compiled program.
+
+NumPyro's validation compiles programs while a model runs and puts a test of the support around the density of
+every site. What is constant is checked once instead, by numpy: parameters and observations. Latents lie in
+their supports by construction. NumPyro's validation stays only where the support of an observation depends
+on a latent, or the observation is computed in the model: there it is part of the density.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
+from numpyro import handlers
+from numpyro.distributions import biject_to, constraints
+from numpyro.infer.util import compute_log_probs
+
+from curvi.adapters.numpyro.origin import numpyro_origin
+from curvi.adapters.numpyro.plates import factored_target, has_rows
+from curvi.adapters.numpyro.rows import OnRow, Subsample, find_subsample, is_within
+from curvi.adapters.numpyro.starts import known_start
+from curvi.model import support as supports_of
+from curvi.model.factored import FactoredTarget
+from curvi.model.minibatch import MinibatchTarget
+from curvi.model.target import Target
+
+
+def from_numpyro(
+    model: Callable, /, *args, init_strategy: Callable | None = None, **kwargs
+) -> Target | FactoredTarget | MinibatchTarget:
+    """The target of a NumPyro model: the sum of the log densities of all its sites, given its arguments.
+
+    Latents are the sample sites that are not observed, on their own supports, in the order of the model.
+    `deterministic` sites become the target's `outputs`. Masks, scales, conditioning and `factor` sites count
+    as they do in NumPyro. Inference starts where all unconstrained values are zero, unless `init_strategy` says
+    otherwise. Continuous latents have JAX's default floating-point type.
+
+    A plate with `subsample_size` gives a `MinibatchTarget` with batches of that size, drawn by curvi. It must hold
+    observations only; deterministic sites inside of it are left out.
+
+    Bits and bounded integers with one entry a row of a plate, of which every site uses row i in its own row i alone,
+    give a `FactoredTarget` whose factors are the sites and whose local latents these are. Latents that meet in
+    one site stay global.
+
+    Parameters
+    ----------
+    model
+        A function with NumPyro primitives. It may branch on its arguments, not on the values of its sites.
+    *args, **kwargs
+        The arguments of the model. Arrays among them become data of the target.
+    init_strategy
+        One of NumPyro's `numpyro.infer.init_to_*`, for the start. The random ones use a fixed seed.
+    """
+    if not callable(model):
+        raise ValueError(f"from_numpyro takes a NumPyro model, which is a function; got {type(model).__name__}")
+    sites = _read(model, args, kwargs)
+    if not sites.latents:
+        raise ValueError(
+            f"model '{getattr(model, '__name__', model)}' has no latent site, so there is nothing to infer; "
+            "were observations passed for all of its sample statements?"
+        )
+    _refuse_dependent(sites)
+    for site in sites.samples:
+        _check_constants(*site)
+    init, supports = _numbers(sites)
+    if init_strategy is not None:
+        init = _strategic_start(model, args, kwargs, init_strategy, init)
+
+    def log_probs(model, theta, total):
+        validation = contextlib.nullcontext() if sites.validate else numpyro.validation_enabled(False)
+        # Outside the model the seed sees only what has no value yet: no key is split for a latent.
+        with validation, handlers.seed(rng_seed=0):
+            return compute_log_probs(model, args, kwargs, theta, sum_log_prob=total)[0]
+
+    def joint(model, theta):
+        return sum(log_probs(model, theta, True).values(), start=0.0)
+
+    def deterministic(theta):
+        trace = _trace(handlers.substitute(model, data=theta), args, kwargs)
+        return {name: jnp.asarray(trace[name]["value"]) for name in sites.deterministic}
+
+    outputs = deterministic if sites.deterministic else None
+    if (plate := sites.subsample) is not None:
+        return MinibatchTarget(
+            lambda theta: joint(OnRow(model, plate, 0, inside=False), theta),
+            lambda theta, row: joint(OnRow(model, plate, row, inside=True), theta),
+            jnp.arange(plate.size),
+            plate.subsample_size,
+            init,
+            supports,
+            outputs=outputs,
+        )
+    observed = {name: value for name, _, _, value in sites.samples if value is not None and not _is_traced(value)}
+    origin = numpyro_origin(model, args, kwargs, [latent.name for latent in sites.latents], observed)
+    more = {"outputs": outputs, "origin": origin}
+    candidates = [latent.name for latent in sites.latents if latent.has_rows]
+    factored = factored_target(lambda theta: log_probs(model, theta, False), init, supports, candidates, **more)
+    return Target(lambda theta: joint(model, theta), init, supports, **more) if factored is None else factored
+
+
+@dataclasses.dataclass(frozen=True)
+class _Latent:
+    """A latent site, where its start and the leaves of its support stand in the output of the program, and whether it
+    has one entry a row of a plate.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    support: constraints.Constraint
+    start_at: int
+    leaves_at: range
+    has_rows: bool
+
+
+@dataclasses.dataclass
+class _Sites:
+    """What one abstract run tells of a model."""
+
+    program: ClosedJaxpr
+    latents: list[_Latent]
+    deterministic: list[str]
+    samples: list[tuple]
+    """Name, distribution, support and observed value (None for a latent) of every sample site."""
+    validate: bool
+    """Whether only the running model can tell if an observation lies in its support."""
+    subsample: Subsample | None
+
+
+def _read(model, args, kwargs) -> _Sites:
+    latents, deterministic, samples, plates = [], [], [], []
+
+    def run():
+        out = []
+        trace = _trace(handlers.substitute(model, substitute_fn=_start), args, kwargs)
+        plates.append(find_subsample(trace))
+        for name, site in trace.items():
+            _refuse(name, site)
+            if site["type"] == "deterministic":
+                if plates[0] is None or not is_within(site, plates[0].name):
+                    deterministic.append(name)
+            elif site["type"] == "sample":
+                fn, value, observed = site["fn"], site["value"], site["is_observed"]
+                support = fn.support
+                samples.append((name, fn, support, value if observed else None))
+                if not observed:
+                    leaves = jax.tree.leaves(support)
+                    places = range(len(out) + 1, len(out) + 1 + len(leaves))
+                    shape = jnp.shape(value)
+                    latents.append(_Latent(name, shape, support, len(out), places, has_rows(site, shape)))
+                    out += [value, *leaves]
+        return out
+
+    program = jax.make_jaxpr(run)()
+    validate = any(
+        value is not None and _is_traced((value, support)) and not supports_of.is_real(support)
+        for _, _, support, value in samples
+    )
+    return _Sites(program, latents, deterministic, samples, validate, plates[0])
+
+
+def _trace(model, args, kwargs):
+    with numpyro.validation_enabled(False):
+        return handlers.trace(handlers.seed(model, rng_seed=0)).get_trace(*args, **kwargs)
+
+
+def _start(site):
+    """The value of a latent site where its unconstrained value is zero; None for any other site.
+
+    It needs the shape and the support alone: improper priors, which cannot be sampled, have a start too.
+    """
+    if site["type"] != "sample" or site["is_observed"]:
+        return None
+    support = site["fn"].support
+    shape = site["kwargs"]["sample_shape"] + site["fn"].shape()
+    if supports_of.is_discrete(support):
+        value = support.feasible_like(jnp.zeros(shape, jnp.int32))
+    else:
+        try:
+            bijection = biject_to(support)
+        except NotImplementedError:
+            raise ValueError(
+                f"site '{site['name']}' has support {_kind(support)}, onto which NumPyro has no bijection "
+                "from the real numbers; reparameterise the site (numpyro.handlers.reparam)"
+            ) from None
+        value = bijection(jnp.zeros(bijection.inverse_shape(shape)))
+    # The barrier gives the value a variable of its own, from which dependence can be followed.
+    return jax.lax.optimization_barrier(value)
+
+
+def _strategic_start(model, args, kwargs, strategy, known: dict) -> dict:
+    """The start that one of NumPyro's strategies gives; what it leaves open is known."""
+    if not callable(strategy):
+        raise ValueError(f"init_strategy must be one of numpyro.infer.init_to_*; got {strategy!r}")
+    # Strategies draw with the key of the site, which the seed must have set before.
+    substituted = handlers.substitute(handlers.seed(model, rng_seed=0), substitute_fn=strategy)
+    trace = _trace(substituted, args, kwargs)
+    discrete = {name for name in known if supports_of.is_discrete(trace[name]["fn"].support)}
+    start = {}
+    for name, zero in known.items():
+        value = np.asarray(zero if name in discrete else trace[name]["value"])
+        if value.shape != np.shape(zero):
+            raise ValueError(f"init_strategy gives '{name}' the shape {value.shape}; the model has {np.shape(zero)}")
+        start[name] = value.astype(np.asarray(zero).dtype)
+    return start
+
+
+def _refuse(name: str, site) -> None:
+    """Raise ValueError at a primitive that a target cannot carry."""
+    if site["type"] in ("param", "mutable"):
+        raise ValueError(
+            f"site '{name}' is a numpyro.{site['type']}, which has no density; give it a prior "
+            "(numpyro.sample), or pass its value to the model as an argument"
+        )
+
+
+def _refuse_dependent(sites: _Sites) -> None:
+    """Raise ValueError if the support of a latent is computed from the value of another."""
+    out = sites.program.jaxpr.outvars
+    reached = {out[latent.start_at] for latent in sites.latents}
+    for equation in sites.program.jaxpr.eqns:
+        if any(not isinstance(var, Literal) and var in reached for var in equation.invars):
+            reached.update(equation.outvars)
+    for latent in sites.latents:
+        if any(not isinstance(out[at], Literal) and out[at] in reached for at in latent.leaves_at):
+            raise ValueError(
+                f"the support of site '{latent.name}' ({_kind(latent.support)}) depends on another latent. "
+                "Sample a quantity of fixed support instead, such as the fraction of an interval, and "
+                f"compute '{latent.name}' from it with numpyro.deterministic"
+            )
+
+
+def _check_constants(name: str, fn, support, value) -> None:
+    """Raise ValueError where a constant parameter or observation of a site is not allowed."""
+    layers = [fn]
+    while (base := getattr(layers[-1], "base_dist", None)) is not None:
+        layers.append(base)
+    masked = any(isinstance(layer, dist.MaskedDistribution) for layer in layers)
+    if value is not None and not masked and not _contains(support, value):
+        raise ValueError(
+            f"observations of site '{name}' lie outside the support of {type(fn).__name__} "
+            f"({supports_of.describe(support)}); correct the data or the distribution"
+        )
+    for layer in layers:
+        for parameter, constraint in layer.arg_constraints.items():
+            given = vars(layer).get(parameter)
+            if isinstance(given, int | float | np.ndarray | jax.Array) and not _contains(constraint, given):
+                raise ValueError(
+                    f"site '{name}': {type(layer).__name__} got an invalid {parameter}, {given}; "
+                    f"it must be {supports_of.describe(constraint)}"
+                )
+
+
+def _contains(constraint, value) -> bool:
+    """Whether a constant lies in a constraint; True where that cannot be told without running the model."""
+    if constraint is None or constraints.is_dependent(constraint) or _is_traced((constraint, value)):
+        return True
+    # The value of a `factor` site is empty.
+    return np.size(value) == 0 or bool(np.all(supports_of.elementwise(constraint)(np.asarray(value))))
+
+
+def _numbers(sites: _Sites) -> tuple[dict, dict]:
+    """Starts and supports by name, without tracers. What numpy cannot tell is one compiled program."""
+    starts, wanted = {}, []
+    for latent in sites.latents:
+        leaves = zip(latent.leaves_at, jax.tree.leaves(latent.support))
+        traced = [at for at, leaf in leaves if isinstance(leaf, jax.core.Tracer)]
+        starts[latent.name] = None if traced else known_start(latent.support, latent.shape)
+        wanted += traced + ([latent.start_at] if starts[latent.name] is None else [])
+    computed = {}
+    if wanted:
+        evaluate = jaxpr_as_fun(sites.program)
+        computed = dict(zip(wanted, jax.device_get(jax.jit(lambda: [evaluate()[at] for at in wanted])())))
+    init, supports = {}, {}
+    for latent in sites.latents:
+        leaves, tree = jax.tree.flatten(latent.support)
+        leaves = [computed.get(at, leaf) for at, leaf in zip(latent.leaves_at, leaves)]
+        supports[latent.name] = jax.tree.unflatten(tree, leaves)
+        start = starts[latent.name]
+        init[latent.name] = computed[latent.start_at] if start is None else start
+    return init, supports
+
+
+def _is_traced(tree) -> bool:
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
+
+
+def _kind(support) -> str:
+    return type(supports_of.elementwise(support)).__name__.lstrip("_").lower()

@@ -1,0 +1,46 @@
+"""What a NumPyro model can tell beside its log density: observations, predictions, likelihoods."""
+
+import jax
+import numpy as np
+import numpyro
+from numpyro.infer import Predictive, log_likelihood
+from numpyro.primitives import Messenger
+
+from curvi.model.origin import Origin
+
+
+class _Unobserved(Messenger):
+    """Sites that the arguments observe are sampled all the same."""
+
+    def process_message(self, msg):
+        if msg["type"] == "sample" and msg["is_observed"]:
+            msg["is_observed"], msg["value"] = False, None
+
+
+def numpyro_origin(model, args, kwargs, latents, observed) -> Origin:
+    """The origin of a target.
+
+    Parameters
+    ----------
+    model, args, kwargs
+        The model and its arguments.
+    latents
+        Names of its latent sites.
+    observed
+        Observations by name; those of `factor` sites are empty, and left out.
+    """
+    data = {name: np.asarray(value) for name, value in observed.items() if np.size(value)}
+
+    def predict(key, draws):
+        values = {name: draws[name] for name in latents}
+        if not data:
+            return {}
+        with numpyro.validation_enabled(False):
+            predicted = Predictive(_Unobserved(model), posterior_samples=values, return_sites=list(data))(
+                key, *args, **kwargs
+            )
+            terms = log_likelihood(model, values, *args, **kwargs)
+        groups = {"posterior_predictive": predicted, "log_likelihood": {name: terms[name] for name in data}}
+        return jax.tree.map(np.asarray, groups)
+
+    return Origin(observed_data=data, predict=predict)

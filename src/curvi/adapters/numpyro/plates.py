@@ -1,0 +1,84 @@
+"""NumPyro models with discrete latents in the rows of a plate, as factors by name.
+
+The factors are the log densities of the sample sites. A discrete latent with one entry a row of a plate is local where
+each site either does not depend on it, or has an axis of rows whose entry i depends on row i of it alone. That is read
+from the traced densities (`row_dependence`), not from the plates, which only promise independence of what is sampled
+inside: a model may still turn rows round, or use them outside.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import jaxpr_as_fun
+
+from curvi.adapters.numpyro.row_dependence import MIXED, row_dependence
+from curvi.model.factored import FactoredTarget, is_finite
+from curvi.model.latents import read_latents
+from curvi.model.origin import Origin
+
+
+def has_rows(site, shape) -> bool:
+    """Whether a site has one entry a row of one plate, on the last axis."""
+    frames = site["cond_indep_stack"]
+    return len(frames) == 1 and frames[0].dim == -1 and shape == (frames[0].size,) and frames[0].size > 1
+
+
+def factored_target(
+    log_probs: Callable,
+    init: dict,
+    supports: dict,
+    candidates: list[str],
+    outputs: Callable | None = None,
+    origin: Origin | None = None,
+) -> FactoredTarget | None:
+    """The target with the local latents that were found among the candidates; None where there are none, or no other.
+
+    Parameters
+    ----------
+    log_probs
+        Takes the dict of latents, returns the log densities of the sites by name, not summed. It is traced once.
+    init, supports, outputs, origin
+        As for `FactoredTarget`.
+    candidates
+        Names of latents with one entry a row of a plate.
+    """
+    if not candidates:
+        return None
+    latents, _ = read_latents(init, supports)
+    candidates = [latent.name for latent in latents if latent.name in candidates and is_finite(latent)]
+    if not candidates:
+        return None
+    example = {latent.name: jax.ShapeDtypeStruct(latent.shape, latent.dtype) for latent in latents}
+    program, shapes = jax.make_jaxpr(log_probs, return_shape=True)(example)
+    # JAX flattens dicts in the order of their sorted keys.
+    names, sites = sorted(example), sorted(shapes)
+    touched = {}
+    for latent in candidates:
+        found = row_dependence(program.jaxpr, [0 if name == latent else None for name in names])
+        if MIXED not in found:
+            touched[latent] = {site: axis for site, axis in zip(sites, found) if axis is not None}
+    local = [latent for latent in touched if _stands_apart(latent, touched)]
+    if not local or len(local) == len(latents):
+        return None
+    rows_at = {site: axis for latent in local for site, axis in touched[latent].items()}
+    evaluate = jaxpr_as_fun(program)
+
+    def log_factors(theta):
+        found = dict(zip(sites, evaluate(*(theta[name] for name in names))))
+        return {
+            # Where a site has no rows, no axis is that of its rows.
+            site: jnp.sum(value, tuple(axis for axis in range(value.ndim) if axis != rows_at.get(site)))
+            for site, value in found.items()
+        }
+
+    named = {latent: tuple(touched[latent]) for latent in local}
+    return FactoredTarget(log_factors, init, supports, 2, local=named, outputs=outputs, origin=origin)
+
+
+def _stands_apart(latent: str, touched: dict[str, dict]) -> bool:
+    """Whether a latent touches sites, and none that another touches: where rows of two meet, neither has a closed
+    form of its own.
+    """
+    others = {site for name, sites in touched.items() if name != latent for site in sites}
+    return bool(touched[latent]) and not touched[latent].keys() & others

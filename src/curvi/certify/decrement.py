@@ -1,0 +1,63 @@
+"""A certificate: how many nats are left to gain at q, with a standard error, on fresh draws.
+
+The Newton decrement g'(-H)^-1 g / 2 with the best curvature that the target allows, whatever the method that led to
+q: first-order methods cannot see flat directions, along which a small gradient still leaves much to gain. Infinite
+where -H is not positive definite, which a solve with a random right-hand side looks for besides: at a symmetric
+saddle, mirrored draws give a gradient without any part along the way up.
+"""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from curvi.descent.newton import newton_step
+from curvi.estimate.local import Counts
+from curvi.estimate.pathwise import Pathwise
+from curvi.estimate.score import AnchoredScore
+from curvi.estimate.stein import Stein
+from curvi.family import MeanField
+from curvi.methods.base import as_counts
+from curvi.model.target import AbstractTarget
+from curvi.solve import CG, SolveOutcome
+
+_PATHWISE_DRAWS = 256
+_STEIN_DRAWS = 1024
+_SCORE_DRAWS = 4096
+_PROBE = CG(tolerance=1e-2, max_steps=50)
+
+
+class Certificate(eqx.Module):
+    """Remaining gain in nats with its standard error, and what it cost to find."""
+
+    gain: Float[Array, ""]
+    gain_se: Float[Array, ""]
+    counts: Counts
+
+
+@eqx.filter_jit
+def certify(target: AbstractTarget, q: MeanField, key) -> Certificate:
+    """The certificate of q: pathwise curvature where the target has two derivatives, Stein's where it has one, score
+    curvature elsewhere; the last two shrunk by their noise.
+    """
+    key_estimate, key_solve, key_probe = jax.random.split(key, 3)
+    pathwise = target.order >= 2 and q.reparameterised
+    if pathwise:
+        estimator = Pathwise(_PATHWISE_DRAWS)
+    elif target.order == 1 and q.reparameterised:
+        estimator = Stein(_STEIN_DRAWS)
+    else:
+        estimator = AnchoredScore(_SCORE_DRAWS)
+    local = estimator(target, q, key_estimate)
+    solver = CG(tolerance=1e-3, max_steps=200)
+    step = newton_step(local, local.curvature, solver, jnp.inf, 1.0, 0.0, not pathwise, key_solve)
+    gain, num_products = step.remaining_gain, step.num_products
+    if pathwise:
+        # Score curvature is left out: its own noise would be taken for a way up, and independent draws point in all
+        # directions anyway.
+        operator = local.curvature.whiten(local.fisher.factorise()).scale(-1.0)
+        probe = _PROBE(operator, jax.random.normal(key_probe, local.grad.shape, local.grad.dtype))
+        gain = jnp.where(probe.code == SolveOutcome.NEGATIVE_CURVATURE, jnp.inf, gain)
+        num_products = num_products + probe.num_products
+    counts = local.counts + Counts(hvp=num_products * local.calls_per_product)
+    return Certificate(gain, step.remaining_gain_se, as_counts(counts))

@@ -1,0 +1,1 @@
+"""The ELBO on fixed draws as a deterministic function, by compiled sweeps over the draws."""

@@ -1,0 +1,51 @@
+"""A finite start: the given one where it works, else the nearest that can be found."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from curvi.family import MeanField
+from curvi.model.over_draws import over_draws
+from curvi.model.target import AbstractTarget
+
+_DRAWS = 8
+_SCALES = (0.0, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
+_TRIES_PER_SCALE = 8
+
+
+@eqx.filter_jit
+def _log_densities(target: AbstractTarget, q: MeanField, candidates, keys):
+    """ln p at draws of q under each row of candidate parameters: (candidates, draws)."""
+    density = target.batch(keys[0])
+
+    def one(params, key):
+        moved = q.replace(params)
+        theta, log_det = moved.to_model(moved.sample(key))
+        return density(theta) + log_det
+
+    each = over_draws(target, len(candidates) * len(keys))
+    return each(lambda params: each(lambda key: one(params, key))(keys))(candidates)
+
+
+def find_start(target: AbstractTarget, q: MeanField, key) -> tuple[MeanField, int]:
+    """q, or a nearby one from which every draw has a finite log density, and the number of calls spent.
+
+    Raises ValueError, naming the latents, where none is found.
+    """
+    key_draw, key_move = jax.random.split(key)
+    keys = jax.random.split(key_draw, _DRAWS)
+    rows = len(_SCALES) * _TRIES_PER_SCALE
+    spread = jnp.repeat(jnp.asarray(_SCALES, q.params.dtype), _TRIES_PER_SCALE)[:, None]
+    candidates = q.params + spread * jax.random.normal(key_move, (rows, q.num_params), q.params.dtype)
+    values = np.asarray(_log_densities(target, q, candidates, keys))
+    good = np.isfinite(values).mean(1)
+    if good.max() == 0:
+        shown = "NaN" if np.isnan(values).all() else "-inf" if np.isneginf(values).all() else "not finite"
+        names = ", ".join(latent.name for latent in target.latents)
+        raise ValueError(
+            f"the log density is {shown} at init and at {rows * _DRAWS - _DRAWS} points around it (latents {names}); "
+            "give an init where it is finite, check supports, and check the data for missing values"
+        )
+    best = int(np.argmax(good))  # the first of the best: the given start wins ties
+    return (q if best < _TRIES_PER_SCALE else q.replace(candidates[best])), values.size

@@ -1,0 +1,1 @@
+from curvi.methods.growing_draws.method import GrowingDraws as GrowingDraws

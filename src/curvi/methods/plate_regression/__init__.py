@@ -1,0 +1,1 @@
+from curvi.methods.plate_regression.method import PlateRegression as PlateRegression

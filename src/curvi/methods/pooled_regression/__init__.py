@@ -1,0 +1,1 @@
+from curvi.methods.pooled_regression.method import PooledRegression as PooledRegression

@@ -1,0 +1,1 @@
+"""Models: log densities with names, shapes and supports, as inference sees them."""

@@ -1,0 +1,145 @@
+"""Log densities that are a prior plus a sum over rows of data, on random batches of rows."""
+
+import math
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int
+
+from curvi.model.latents import Latent, check_order, read_latents
+from curvi.model.target import AbstractTarget, LogDensity
+from curvi.model.tracing import trace, trace_outputs
+
+
+class MinibatchTarget(AbstractTarget):
+    """A log density that is a prior plus a sum over data rows, estimated on random batches of rows.
+
+    The estimate is log_prior(theta) + (N / B) * sum over the batch of log_likelihood_row(theta, row). The factor N/B
+    stands here and nowhere else: estimators see one number per draw, so gradients and Hessians carry it exactly once.
+
+    Parameters
+    ----------
+    log_prior
+        Takes the dict of latents, returns a scalar.
+    log_likelihood_row
+        Takes the dict of latents and one row of `data` (the same pytree without its first axis), returns a scalar.
+    data
+        A pytree of arrays that share their first axis, the rows.
+    batch_size
+        Rows per batch, drawn without replacement.
+    init, supports, order
+        As for `Target`.
+    """
+
+    latents: tuple[Latent, ...] = eqx.field(static=True)
+    init: dict[str, Array]
+    order: int = eqx.field(static=True)
+    outputs: Callable | None
+    prior: LogDensity
+    likelihood_row: Callable
+    data: object
+    batch_size: int = eqx.field(static=True)
+    num_rows: int = eqx.field(static=True)
+
+    def __init__(self, log_prior, log_likelihood_row, data, batch_size, init, supports=None, order=2, *, outputs=None):
+        self.latents, self.init = read_latents(init, supports)
+        self.order = check_order(order)
+        self.outputs = trace_outputs(outputs, self.init)
+        self.data = jax.tree.map(jnp.asarray, data)
+        self.num_rows = _count_rows(self.data)
+        whole = isinstance(batch_size, int | np.integer) and not isinstance(batch_size, bool)
+        if not whole or not 1 <= batch_size <= self.num_rows:
+            raise ValueError(
+                f"batch_size must be an integer from 1 to the number of rows, {self.num_rows}; got {batch_size!r}"
+            )
+        self.batch_size = int(batch_size)
+        row = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), self.data)
+        self.prior = trace(log_prior, self.init, "log_prior")
+        self.likelihood_row = trace(log_likelihood_row, self.init, "log_likelihood_row", row)
+
+    @property
+    def minibatched(self) -> bool:
+        return self.batch_size < self.num_rows
+
+    def batch(self, key):
+        return self.on_rows(_choose_rows(key, self.num_rows, self.batch_size))
+
+    def on_rows(self, rows: Int[Array, " B"]) -> LogDensity:
+        """The log density estimated on a batch of these rows."""
+        batch = jax.tree.map(lambda leaf: leaf[rows], self.data)
+        scale = self.num_rows / self.batch_size
+        return lambda theta: self.prior(theta) + scale * self._sum_rows(theta, batch)
+
+    def full(self):
+        return lambda theta: self.prior(theta) + self._sum_rows(theta, self.data)
+
+    def _sum_rows(self, theta, rows):
+        return jnp.sum(jax.vmap(lambda row: self.likelihood_row(theta, row))(rows))
+
+
+def _choose_rows(key, num_rows: int, batch_size: int):
+    """Indices of a batch without replacement; all rows in order if the batch holds them all."""
+    if batch_size == num_rows:
+        return jnp.arange(num_rows)
+    return jax.random.choice(key, num_rows, (batch_size,), replace=False)
+
+
+def check_scale(target: AbstractTarget, key, num_batches=64, num_errors=6.0, *, log_density=None) -> int:
+    """The calls spent; raises ValueError unless batches average to the full log density, and that is `log_density`.
+
+    Parameters
+    ----------
+    target
+        The target whose batches are checked.
+    key
+        Chooses the batches.
+    num_batches, num_errors
+        How many batches are averaged, and how many standard errors their mean may lie off.
+    log_density
+        The whole log density as one function of the dict of latents, constants included. A
+        log_likelihood_row that carries a factor N/B itself, or returns a mean, changes the batches and the
+        sum over all rows alike: only this reference can show it.
+    """
+    batches = jax.random.split(key, num_batches)
+    reference = None if log_density is None else trace(log_density, target.init, "log_density")
+    full, expected, values = (np.asarray(out) for out in _scale_values(target, reference, batches))
+    if not (np.isfinite(full) and np.isfinite(expected) and np.all(np.isfinite(values))):
+        raise ValueError(
+            "minibatch scale: the log density is not finite at the start, so its scale cannot be checked; "
+            "give another init"
+        )
+    spread = float(values.std(ddof=1)) / math.sqrt(num_batches)
+    rounding = 100 * float(jnp.finfo(values.dtype).eps) * abs(float(full))
+    if abs(values.mean() - full) > num_errors * spread + rounding:
+        raise ValueError(
+            f"minibatch scale: batches average to a log density of {values.mean():.6g} (standard error "
+            f"{spread:.2g}), all rows give {full:.6g}. A batch must be scaled by the number of rows over the "
+            "batch size, exactly once."
+        )
+    if abs(full - expected) > rounding:
+        raise ValueError(
+            f"minibatch scale: the prior and all rows sum to a log density of {full:.6g}, log_density gives "
+            f"{expected:.6g}. log_likelihood_row must return the log likelihood of one row, without any N/B "
+            "factor, and no mean."
+        )
+    return num_batches + 1
+
+
+@eqx.filter_jit
+def _scale_values(target, reference, batches):
+    full = target.full()(target.init)
+    expected = full if reference is None else reference(target.init)
+    return full, expected, jax.lax.map(lambda key: target.batch(key)(target.init), batches)
+
+
+def _count_rows(data) -> int:
+    leaves = jax.tree.leaves(data)
+    if not leaves or any(leaf.ndim == 0 for leaf in leaves):
+        raise ValueError("data must be a pytree of arrays with at least one axis, the rows")
+    counts = {leaf.shape[0] for leaf in leaves}
+    if len(counts) != 1:
+        raise ValueError(f"the leaves of data must share their first axis, the rows; found {sorted(counts)} rows")
+    return counts.pop()

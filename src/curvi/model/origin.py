@@ -1,0 +1,32 @@
+"""What the model behind a target can tell beside its log density."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Origin:
+    """What the model behind a target can tell beside its log density. Compared by identity.
+
+    Attributes
+    ----------
+    observed_data
+        Observations by name.
+    dims, coords
+        Names of the axes of latents and outputs, and the labels along them, as ArviZ takes them.
+    predict
+        Takes a key and a dict of draws with a leading axis; returns groups of arrays by name with the same axis,
+        "posterior_predictive" and "log_likelihood".
+    """
+
+    observed_data: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    dims: Mapping[str, list[str]] = dataclasses.field(default_factory=dict)
+    coords: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    predict: Callable | None = None
+
+
+def origin_of(target) -> Origin:
+    """What the model behind a target can tell; nothing for a plain log density."""
+    return getattr(target, "origin", None) or Origin()

@@ -1,0 +1,126 @@
+"""Targets: unnormalised log densities with names, shapes, supports and a differentiation order.
+
+A target is all that inference knows of a model: l(theta) = ln p(theta, X) for a dict `theta` of named latents on the
+model's own supports.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from curvi.model.black_box import Caller
+from curvi.model.latents import Latent, check_order, read_latents
+from curvi.model.origin import Origin
+from curvi.model.tracing import trace, trace_outputs
+
+LogDensity = Callable[[dict[str, Array]], Float[Array, ""]]
+
+
+class AbstractTarget(eqx.Module):
+    """What estimators ask of a target."""
+
+    latents: eqx.AbstractVar[tuple[Latent, ...]]
+    init: eqx.AbstractVar[dict[str, Array]]
+    order: eqx.AbstractVar[int]
+    outputs: eqx.AbstractVar[Callable | None]
+
+    @abstractmethod
+    def batch(self, key: PRNGKeyArray) -> LogDensity:
+        """An unbiased log density, cheap enough for one step; the whole one unless the target is minibatched."""
+
+    @abstractmethod
+    def full(self) -> LogDensity:
+        """The log density on all data."""
+
+    @property
+    def minibatched(self) -> bool:
+        return False
+
+    @property
+    def black_box(self) -> bool:
+        """Whether the log density is a Python function that no compiled program can call."""
+        return False
+
+    @property
+    def dtype(self):
+        """The floating-point type of the computation: that of the continuous latents, or JAX's default if all are
+        discrete.
+        """
+        floats = [latent.dtype for latent in self.latents if not latent.discrete]
+        return jnp.result_type(*floats) if floats else jnp.result_type(float)
+
+
+class Target(AbstractTarget):
+    """A log density as a target.
+
+    Parameters
+    ----------
+    log_density
+        Takes a dict of arrays by name, on the model's own supports, and returns a scalar: ln p(theta, X). Jacobians
+        are added by curvi.
+    init
+        An example of that dict, and the point where inference starts. Its dtype is that of the computation.
+    supports
+        numpyro constraints by name; real for continuous latents that are not named.
+    order
+        How often `log_density` may be differentiated: 0, 1 or 2.
+    outputs
+        Optionally a function of the same dict that returns further named quantities to report with every draw.
+    origin
+        Optionally what an adapter knows of the model beside its log density.
+    black_box
+        Whether `log_density` is an ordinary Python function of a dict of numpy arrays (a simulator, legacy code), to be
+        called from the host; with order=0. It may be noisy: then its expectation is the objective.
+    workers, timeout
+        Of a black box: how many spawned processes share the draws of a batch (0: none), and the most seconds a call may
+        take.
+    """
+
+    latents: tuple[Latent, ...] = eqx.field(static=True)
+    init: dict[str, Array]
+    order: int = eqx.field(static=True)
+    outputs: Callable | None
+    function: LogDensity | None
+    origin: Origin | None = eqx.field(static=True)
+    caller: Caller | None = eqx.field(static=True)
+
+    def __init__(
+        self,
+        log_density,
+        init,
+        supports=None,
+        order=2,
+        *,
+        outputs=None,
+        origin=None,
+        black_box=False,
+        workers=0,
+        timeout=None,
+    ):
+        self.origin = origin
+        self.latents, self.init = read_latents(init, supports)
+        self.order = check_order(order)
+        self.outputs = trace_outputs(outputs, self.init)
+        if black_box:
+            if self.order != 0:
+                raise ValueError(f"a black box has no derivatives: pass order=0; got order={order}")
+            self.function, self.caller = None, Caller(log_density, workers, timeout)
+            return
+        if workers or timeout is not None:
+            raise ValueError("workers and timeout are for Python functions on the host: pass black_box=True")
+        self.function, self.caller = trace(log_density, self.init, "log_density"), None
+
+    @property
+    def black_box(self) -> bool:
+        return self.caller is not None
+
+    def batch(self, key):
+        return self.full()
+
+    def full(self):
+        if self.function is None:
+            raise ValueError("a black-box log density cannot be compiled; fit it by the default, PooledRegression")
+        return self.function

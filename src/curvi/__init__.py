@@ -18,7 +18,8 @@ from curvi.model.factored import FactoredTarget as FactoredTarget
 from curvi.model.minibatch import MinibatchTarget as MinibatchTarget
 from curvi.model.target import Target as Target
 from curvi.outcome import Outcome as Outcome
+from curvi.record.version import VERSION
 from curvi.results import Fit as Fit
-from curvi.storage import load as load
+from curvi.results import load as load
 
-__version__ = "0.1.0"
+__version__ = VERSION

@@ -12,10 +12,10 @@ import jax
 import numpy as np
 
 from curvi.diagnostics.probes import Density, Values, curvature_by_latent, evaluate, slopes_by_latent
-from curvi.fit import check_key
 from curvi.model import support as supports
 from curvi.model.minibatch import MinibatchTarget, check_scale
 from curvi.model.target import AbstractTarget
+from curvi.record.checkpoint import check_key
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,6 +11,13 @@ class Outcome(Enum):
         "the steps ran out before the remaining gain was below the tolerance; "
         "raise num_steps, or start again from this fit"
     )
+    MAX_SECONDS = (
+        "max_seconds passed before the remaining gain was below the tolerance; allow more, or start again from this fit"
+    )
+    MAX_EVALUATIONS = (
+        "max_evaluations were spent before the remaining gain was below the tolerance; "
+        "allow more, or start again from this fit"
+    )
     NOISE_LIMIT = (
         "the noise of the estimates hides whatever is left to gain; raise the number of draws, or loosen the tolerance"
     )

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,12 +14,19 @@ from curvi.estimate.draws import Sobol
 from curvi.estimate.psis import KHAT_DRAWS, smooth_weights
 from curvi.estimate.resample import resample
 from curvi.estimate.sampling import densities, log_ratios, sample, to_outputs
-from curvi.family import MeanField
+from curvi.family import Family
+from curvi.methods.base import Method
 from curvi.model.origin import origin_of
 from curvi.model.target import AbstractTarget
 from curvi.outcome import Outcome
+from curvi.record.checkpoint import Checkpoint
 from curvi.record.counts import CallCounts
 from curvi.record.history import History, Seconds
+from curvi.report.arviz import to_arviz
+from curvi.report.html import write_report
+from curvi.report.table import summarise
+from curvi.report.text import verdict
+from curvi.storage import read, save
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -40,11 +46,15 @@ class Fit:
         definite.
     history, counts, seconds
         What happened, and what it cost.
+    method, reason
+        The method, and why it was chosen.
     suspects
         Where the outcome speaks of trouble: the elements of latents that show it most.
+    checkpoint
+        What `curvi.fit(target, start=fit)` resumes from.
     """
 
-    q: MeanField
+    q: Family
     outcome: Outcome
     elbo: float
     elbo_se: float
@@ -54,11 +64,12 @@ class Fit:
     counts: CallCounts
     seconds: Seconds
     target: AbstractTarget = dataclasses.field(repr=False)
-    method: object = dataclasses.field(repr=False, default=None)
+    method: Method | None = dataclasses.field(repr=False, default=None)
+    reason: str = dataclasses.field(repr=False, default="asked for")
     start_elbos: np.ndarray | None = dataclasses.field(repr=False, default=None)
     error_copies: np.ndarray | None = dataclasses.field(repr=False, default=None)
     suspects: tuple[str, ...] = ()
-    paused: Any = dataclasses.field(repr=False, default=None)  # a `curvi.paused.Paused`: what going on takes
+    checkpoint: Checkpoint | None = dataclasses.field(repr=False, default=None)
 
     @property
     def converged(self) -> bool:
@@ -171,14 +182,10 @@ class Fit:
 
     def summary(self, probabilities=(0.05, 0.5, 0.95)):
         """A table, one row a scalar: mean, sds, quantiles, error. It prints, and has `to_dict()` and `to_pandas()`."""
-        from curvi.report.table import summarise
-
         return summarise(self, probabilities)
 
     def save(self, path) -> None:
-        """Write the fit to one file, for `curvi.load`. The target is not in it; what going on takes is."""
-        from curvi.storage import save
-
+        """Write the fit to one file, for `curvi.load`. The target is not in it; what resuming takes is."""
         save(self, path)
 
     def draws_and_densities(self, key, num_draws: int):
@@ -212,19 +219,13 @@ class Fit:
         observed_data where the model has it; posterior_predictive and log_likelihood with `predictive=True`.
         Attributes say how the fit ended. `key` chooses the draws.
         """
-        from curvi.report.arviz import to_arviz
-
         return to_arviz(self, jax.random.key(0) if key is None else key, num_draws, predictive)
 
     def report(self, path, title: str | None = None) -> None:
         """Write one self-contained HTML page: the verdict, progress, posterior, k-hat, curvature and cost."""
-        from curvi.report.html import write_report
-
         write_report(self, path, title)
 
     def __str__(self) -> str:
-        from curvi.report.text import verdict
-
         return verdict(self)
 
     def __repr__(self) -> str:
@@ -239,3 +240,23 @@ def _mean_and_sd(values: np.ndarray):
 def _check_kind(kind: str) -> None:
     if kind not in ("mean_field", "linear_response"):
         raise ValueError(f'kind must be "mean_field" or "linear_response"; got {kind!r}')
+
+
+def load(path, target: AbstractTarget | None = None) -> Fit:
+    """The fit that `fit.save(path)` wrote.
+
+    Parameters
+    ----------
+    path
+        The file.
+    target
+        The target of the fit, made anew. Without it the fit has its draws, moments, verdict and history; outputs of the
+        model, `log_ratios`, k-hat, linear response and predictions need it, and say so.
+
+    Raises ValueError where the file is damaged, is no fit, or belongs to another model.
+    """
+    fields, khat = read(path, target)
+    fit = Fit(**fields)
+    if khat is not None:
+        vars(fit)["khat"] = khat  # where the cached property keeps it
+    return fit

@@ -1,7 +1,7 @@
 """A fit in one file: a zip of one JSON text, plain numpy arrays and a checksum over them. No pickle.
 
-The file holds q, the verdict, the history, and what going on takes. It does not hold the model: what needs the target
-says so, unless `load` is given it.
+The file holds q, the verdict, the history, and what resuming takes, every class under the name that it is registered
+with (`curvi.record.plain`). It does not hold the model: what needs the target says so, unless `load` is given it.
 """
 
 import dataclasses
@@ -12,23 +12,27 @@ import os
 import tempfile
 import zipfile
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
 import numpy as np
 
-from curvi.family.mean_field import Layout, MeanField, Slot
+import curvi.methods  # noqa: F401  registers what a fit may hold
 from curvi.model.latents import Latent
 from curvi.model.origin import Origin
 from curvi.model.target import AbstractTarget
 from curvi.outcome import Outcome
-from curvi.record.checkpoint import Paused
+from curvi.record.checkpoint import Checkpoint, Leaves
 from curvi.record.counts import CallCounts
 from curvi.record.history import History, Seconds
 from curvi.record.plain import CannotSaveError, from_plain, to_plain
-from curvi.results import Fit
+from curvi.record.version import VERSION
 
-_FORMAT, _VERSION = "curvi fit", 1
+if TYPE_CHECKING:
+    from curvi.results import Fit
+
+_FORMAT, _FORMAT_VERSION = "curvi fit", 2
 _TEXT, _CHECKSUM = "fit.json", "sha256"
 _NUMBERS = ("elbo", "elbo_se", "remaining_gain", "remaining_gain_se")
 
@@ -53,7 +57,7 @@ class MissingTarget(AbstractTarget):
         return _refuse()
 
 
-def save(fit: Fit, path) -> None:
+def save(fit: "Fit", path) -> None:
     """Write a fit to `path`, whole or not at all."""
     arrays: list[np.ndarray] = []
     text = json.dumps(_describe(fit, arrays), allow_nan=False, indent=1)
@@ -71,138 +75,112 @@ def save(fit: Fit, path) -> None:
         raise
 
 
-def load(path, target: AbstractTarget | None = None) -> Fit:
-    """The fit that `fit.save(path)` wrote.
-
-    Parameters
-    ----------
-    path
-        The file.
-    target
-        The target of the fit, made anew. Without it the fit has its draws, moments, verdict and history; outputs of the
-        model, `log_ratios`, k-hat, linear response and predictions need it, and say so.
-
-    Raises ValueError where the file is damaged, is no fit, or belongs to another model.
-    """
+def read(path, target: AbstractTarget | None = None) -> tuple[dict[str, Any], float | None]:
+    """The fields of the fit in a file, and its k-hat if that was known; see `curvi.load`."""
     members = _read(Path(path))
     said = json.loads(members[_TEXT])
-    if said.get("format") != _FORMAT or said.get("version", 0) > _VERSION:
+    writer, version = said.get("written by", {}).get("curvi"), said.get("version", 0)
+    if said.get("format") != _FORMAT or version > _FORMAT_VERSION:
+        raise ValueError(f"{path} was written by a later curvi ({writer}); upgrade curvi to read it")
+    if version < _FORMAT_VERSION:
         raise ValueError(
-            f"{path} was written by a later curvi ({said.get('written by', {}).get('curvi')}); upgrade curvi to read it"
+            f"{path} was written by curvi {writer}, whose files name modules that have moved since; "
+            f"read it with pip install 'curvi=={writer}', or fit again"
         )
     arrays = [_array(members[_array_name(i)]) for i in range(len(members) - 1)]
-    q = _read_q(said["q"], arrays, target)
-    target = MissingTarget(tuple(s.latent for s in q.layout.slots), {}, said["order"]) if target is None else target
-    history = History(**{name: from_plain(column, arrays) for name, column in said["history"].items()})
-    counts = CallCounts(**said["counts"])
-    fit = Fit(
-        q=q.onto(target),
-        outcome=Outcome[said["outcome"]],
-        **{name: from_plain(said[name], arrays) for name in _NUMBERS},
-        history=history,
-        counts=counts,
-        seconds=Seconds(**said["seconds"]),
-        target=target,
-        method=from_plain(said["method"], arrays),
-        start_elbos=from_plain(said["start_elbos"], arrays),
-        error_copies=from_plain(said["error_copies"], arrays),
-        suspects=tuple(said["suspects"]),
-        paused=_read_paused(said["paused"], arrays, history, counts),
-    )
-    if said["khat"] is not None:
-        vars(fit)["khat"] = from_plain(said["khat"], arrays)  # where the cached property keeps it
-    return fit
+    latents = {latent.name: latent for latent in target.latents} if target is not None else {}
+    again = lambda plain: from_plain(plain, arrays, latents)  # noqa: E731
+    _check_precision(said["dtype"])
+    q = again(said["q"])
+    target = MissingTarget(q.latents, {}, said["order"]) if target is None else target
+    history, counts = again(said["history"]), CallCounts(**said["counts"])
+    fields = {
+        "q": q.onto(target),
+        "outcome": Outcome[said["outcome"]],
+        **{name: again(said[name]) for name in _NUMBERS},
+        "history": history,
+        "counts": counts,
+        "seconds": Seconds(**said["seconds"]),
+        "target": target,
+        "method": again(said["method"]),
+        "reason": said["reason"],
+        "start_elbos": again(said["start_elbos"]),
+        "error_copies": again(said["error_copies"]),
+        "suspects": tuple(said["suspects"]),
+        "checkpoint": _read_checkpoint(said["checkpoint"], again, history, counts),
+    }
+    return fields, again(said["khat"])
 
 
 # -- the text ---------------------------------------------------------------------------------------------------------
 
 
-def _describe(fit: Fit, arrays: list[np.ndarray]) -> dict:
-    from curvi import __version__
-
+def _describe(fit: "Fit", arrays: list[np.ndarray]) -> dict:
     keep = lambda value: to_plain(value, arrays)  # noqa: E731
-    try:
-        method = keep(fit.method)
-    except CannotSaveError:  # an optimiser of optax is made of functions
-        method = None
-    paused = fit.paused
     return {
         "format": _FORMAT,
-        "version": _VERSION,
-        "written by": {"curvi": __version__, "jax": jax.__version__, "numpy": np.__version__},
+        "version": _FORMAT_VERSION,
+        "written by": {"curvi": VERSION, "jax": jax.__version__, "numpy": np.__version__},
         "outcome": fit.outcome.name,
         **{name: keep(getattr(fit, name)) for name in _NUMBERS},
         "khat": keep(vars(fit).get("khat")),
         "counts": dataclasses.asdict(fit.counts),
         "seconds": dataclasses.asdict(fit.seconds),
-        "history": {name: keep(np.asarray(column)) for name, column in vars(fit.history).items()},
+        "history": keep(fit.history),
         "start_elbos": keep(fit.start_elbos),
         "error_copies": keep(fit.error_copies),
         "suspects": list(fit.suspects),
         "order": fit.target.order,
-        "method": method,
-        "q": _describe_q(fit.q, arrays),
-        "paused": None
-        if paused is None
-        else {
-            "key": keep(paused.key),
-            "key_kind": paused.key_kind,
-            "tolerance": paused.tolerance,
-            "state": {name: keep(value) for name, value in paused.state.items()},
-        },
+        "method": _or_none(fit.method, arrays),  # an optimiser of optax is made of functions
+        "reason": fit.reason,
+        "dtype": str(fit.q.params.dtype),
+        "q": keep(fit.q),
+        "checkpoint": None if fit.checkpoint is None else _describe_checkpoint(fit.checkpoint, arrays),
     }
 
 
-def _describe_q(q: MeanField, arrays) -> dict:
-    slots = []
-    for slot in q.layout.slots:
-        try:
-            support = to_plain(slot.latent.support, arrays)
-        except CannotSaveError:
-            support = None
-        slots.append(
-            {
-                "name": slot.latent.name,
-                "shape": list(slot.latent.shape),
-                "dtype": str(slot.latent.dtype),
-                "support": support,
-                "place": [slot.group, slot.start, slot.count, slot.pushed],
-            }
-        )
+def _or_none(value, arrays: list[np.ndarray]):
+    kept: list[np.ndarray] = []
+    try:
+        to_plain(value, kept)
+    except CannotSaveError:
+        return None
+    return to_plain(value, arrays)
+
+
+def _describe_checkpoint(checkpoint: Checkpoint, arrays) -> dict:
+    """The state as its leaves and structure where its classes are registered; its leaves alone elsewhere, to be put
+    into a state that the method makes anew.
+    """
+    state = _or_none(checkpoint.state, arrays)
+    if state is None:
+        state = {"leaves": [to_plain(leaf, arrays) for leaf in Leaves.of(checkpoint.state).arrays]}
     return {
-        "params": to_plain(q.params, arrays),
-        "factors": [to_plain(factor, arrays) for factor in q.layout.factors],
-        "counts": list(q.layout.counts),
-        "slots": slots,
+        "key": to_plain(checkpoint.key, arrays),
+        "state": state,
+        "tolerance": checkpoint.tolerance,
+        "num_starts": checkpoint.num_starts,
     }
 
 
-def _read_q(said: dict, arrays, target: AbstractTarget | None) -> MeanField:
-    params = from_plain(said["params"], arrays)
-    if jax.dtypes.canonicalize_dtype(params.dtype) != params.dtype:
-        raise ValueError(
-            f"this fit is in {params.dtype}, which JAX would cut to {jax.dtypes.canonicalize_dtype(params.dtype)}; "
-            "call jax.config.update('jax_enable_x64', True) first"
-        )
-    given = {latent.name: latent for latent in target.latents} if target is not None else {}
-    slots = []
-    for one in said["slots"]:
-        support = from_plain(one["support"], arrays)
-        if support is None and one["name"] not in given:
-            raise ValueError(f"the support of latent '{one['name']}' has no plain form; pass target= to curvi.load")
-        support = given[one["name"]].support if support is None else support
-        latent = Latent(one["name"], tuple(one["shape"]), np.dtype(one["dtype"]), support)
-        group, start, count, pushed = one["place"]
-        slots.append(Slot(latent, group, start, count, pushed))
-    factors = tuple(from_plain(factor, arrays) for factor in said["factors"])
-    return MeanField.assemble(params, Layout(factors, tuple(said["counts"]), tuple(slots)))
-
-
-def _read_paused(said: dict | None, arrays, history: History, counts: CallCounts) -> Paused | None:
+def _read_checkpoint(said: dict | None, again, history: History, counts: CallCounts) -> Checkpoint | None:
     if said is None:
         return None
-    state = {name: from_plain(value, arrays) for name, value in said["state"].items()}
-    return Paused(from_plain(said["key"], arrays), said["key_kind"], state, history, counts, said["tolerance"])
+    state = said["state"]
+    if isinstance(state, dict) and "leaves" in state:
+        state = Leaves(tuple(again(leaf) for leaf in state["leaves"]))
+    else:
+        state = again(state)
+    return Checkpoint(again(said["key"]), state, history, counts, said["tolerance"], said["num_starts"])
+
+
+def _check_precision(name: str) -> None:
+    dtype = np.dtype(name)
+    if jax.dtypes.canonicalize_dtype(dtype) != dtype:
+        raise ValueError(
+            f"this fit is in {dtype}, which JAX would cut to {jax.dtypes.canonicalize_dtype(dtype)}; "
+            "call jax.config.update('jax_enable_x64', True) first"
+        )
 
 
 # -- the file ---------------------------------------------------------------------------------------------------------

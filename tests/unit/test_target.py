@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from curvi.model.minibatch import check_scale
-from curvi.model.tracing import trace as trace_function
 from numpyro.distributions import constraints
 
 from curvi import MinibatchTarget, Target
+from curvi.model.minibatch import check_scale
+from curvi.model.tracing import trace as trace_function
 
 
 def log_density(theta):

@@ -9,16 +9,16 @@ saddle, mirrored draws give a gradient without any part along the way up.
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
 
+from curvi.certify.gain import Gain, as_finite_or_inf
 from curvi.descent.newton import newton_step
 from curvi.estimate.local import Counts
 from curvi.estimate.pathwise import Pathwise
 from curvi.estimate.score import AnchoredScore
 from curvi.estimate.stein import Stein
-from curvi.family import MeanField
-from curvi.methods.base import as_counts
+from curvi.family import Family
 from curvi.model.target import AbstractTarget
+from curvi.record.counts import CallCounts
 from curvi.solve import CG, SolveOutcome
 
 _PATHWISE_DRAWS = 256
@@ -27,31 +27,29 @@ _SCORE_DRAWS = 4096
 _PROBE = CG(tolerance=1e-2, max_steps=50)
 
 
-class Certificate(eqx.Module):
-    """Remaining gain in nats with its standard error, and what it cost to find."""
-
-    gain: Float[Array, ""]
-    gain_se: Float[Array, ""]
-    counts: Counts
-
-
-@eqx.filter_jit
-def certify(target: AbstractTarget, q: MeanField, key) -> Certificate:
+def certify(target: AbstractTarget, q: Family, key) -> Gain:
     """The certificate of q: pathwise curvature where the target has two derivatives, Stein's where it has one, score
     curvature elsewhere; the last two shrunk by their noise.
     """
+    nats, error, counts = _certify(target, q, key)
+    calls = CallCounts(*(int(number) for number in jax.tree.leaves(counts)))
+    return Gain(as_finite_or_inf(nats), as_finite_or_inf(error), counts=calls)
+
+
+@eqx.filter_jit
+def _certify(target: AbstractTarget, q: Family, key):
     key_estimate, key_solve, key_probe = jax.random.split(key, 3)
     pathwise = target.order >= 2 and q.reparameterised
     if pathwise:
         estimator = Pathwise(_PATHWISE_DRAWS)
-    elif target.order == 1 and q.reparameterised:
+    elif target.order == 1 and q.has_stein_blocks:
         estimator = Stein(_STEIN_DRAWS)
     else:
         estimator = AnchoredScore(_SCORE_DRAWS)
     local = estimator(target, q, key_estimate)
     solver = CG(tolerance=1e-3, max_steps=200)
-    step = newton_step(local, local.curvature, solver, jnp.inf, 1.0, 0.0, not pathwise, key_solve)
-    gain, num_products = step.remaining_gain, step.num_products
+    found = newton_step(local, local.curvature, solver, jnp.inf, 1.0, 0.0, not pathwise, key_solve)
+    gain, num_products = found.remaining_gain, found.step.num_products
     if pathwise:
         # Score curvature is left out: its own noise would be taken for a way up, and independent draws point in all
         # directions anyway.
@@ -60,4 +58,4 @@ def certify(target: AbstractTarget, q: MeanField, key) -> Certificate:
         gain = jnp.where(probe.code == SolveOutcome.NEGATIVE_CURVATURE, jnp.inf, gain)
         num_products = num_products + probe.num_products
     counts = local.counts + Counts(hvp=num_products * local.calls_per_product)
-    return Certificate(gain, step.remaining_gain_se, as_counts(counts))
+    return gain, found.remaining_gain_se, jax.tree.map(lambda number: jnp.asarray(number, jnp.int32), counts)

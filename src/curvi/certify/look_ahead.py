@@ -9,8 +9,10 @@ import dataclasses
 import numpy as np
 
 from curvi.certify.fixed_draws import draws_bias, remaining_gain
-from curvi.descent.trust_region import LEAST_EFFECTIVE, End, climb
-from curvi.estimate.fixed_draws.objective import FixedNoise, Objective
+from curvi.control.climb import LEAST_EFFECTIVE, End, climb_step
+from curvi.estimate.fixed_draws.local import FixedDrawsModel
+from curvi.estimate.fixed_draws.noise import FixedNoise
+from curvi.estimate.fixed_draws.objective import Objective
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,40 +27,39 @@ class Ahead:
 
 def look_ahead(
     objective: Objective,
-    params: np.ndarray,
-    noise: FixedNoise,
+    local: FixedDrawsModel,
     radius: float,
     gain_tolerance: float,
     max_steps: int,
     stream: tuple[int, ...],
 ) -> Ahead:
-    """Climb from `params` on noise that is there already, at most `max_steps` far."""
-    steps = climb(objective, noise, params, radius, gain_tolerance)
-    step = next(steps)
-    while step.end is None and max_steps > 0:
-        step, max_steps = next(steps), max_steps - 1
-    if step.end is End.DONE and not objective.num_rare:
+    """Climb from a local model on the noise that it has, at most `max_steps` far."""
+    end = None if local.finite() else End.BAD_START
+    while end is None and max_steps > 0:
+        climbed = climb_step(objective, local, radius, gain_tolerance)
+        local, radius, end, max_steps = climbed.local, climbed.radius, climbed.end, max_steps - 1
+    if end is End.DONE and not objective.num_score_params:
         # The maximum on these draws: the true one is as much higher as their bias, of which this is a single copy.
         # Weighted draws may not show a value of a discrete latent at all, and would not know what they miss.
-        bias = draws_bias(objective, step.params, noise, step.look).nats
-        return Ahead(step.params, bias, bias, True)
-    rest = remaining_gain(objective, step.params, stream, noise.num_draws)
-    return Ahead(step.params, rest.nats, rest.error, step.end is End.DONE)
+        bias = draws_bias(local).nats
+        return Ahead(local.params, bias, bias, True)
+    rest, _ = remaining_gain(objective, local.params, stream, local.fixed.num_draws)
+    return Ahead(local.params, rest.nats, rest.error, end is End.DONE)
 
 
 def gained_between(
-    objective: Objective, before: np.ndarray, after: np.ndarray, noise: FixedNoise
+    objective: Objective, before: np.ndarray, after: np.ndarray, fixed: FixedNoise
 ) -> tuple[float, float] | None:
     """How much higher the ELBO is at `after` than at `before`, and its standard error, on the same draws.
 
     None where these are drawn at `before` and say little of `after`.
     """
-    here, there = (objective(params, noise) for params in (before, after))
+    here, there = (objective(params, fixed) for params in (before, after))
     if there.effective < LEAST_EFFECTIVE:
         return None
-    moves = there.part_means(noise.num_parts) - here.part_means(noise.num_parts)
-    if noise.excess is not None and objective.expansion is not None:
-        parts = noise.values.reshape(noise.num_parts, -1, objective.dimension)
-        excess = [objective.expansion.part_excess(parts, np.exp(params[1::2]))[0] for params in (before, after)]
+    moves = there.part_means(fixed.num_parts) - here.part_means(fixed.num_parts)
+    if fixed.excess is not None and objective.expansion is not None:
+        parts, scale = fixed.parts(fixed.num_parts), objective.path.scale  # type: ignore[attr-defined]
+        excess = [objective.expansion.part_excess(parts, scale(params))[0] for params in (before, after)]
         moves = moves - (excess[1] - excess[0])
     return there.value - here.value, float(np.std(moves, ddof=1) / len(moves) ** 0.5)

@@ -1,16 +1,19 @@
 """The trust radius in nats, moved by a ratio test that knows its own noise.
 
-The actual gain is a difference of two Monte Carlo estimates. Below their standard error it says nothing of the
-model's quality, so the radius moves only on evidence: a clear shortfall shrinks it, a gain in line with the
-prediction at the edge lets it grow, a clear loss is rejected.
+The actual gain is a difference of two estimates. Below its standard error it says nothing of the model's quality, so
+the radius moves only on evidence: a clear shortfall shrinks it, a gain in line with the prediction at the edge lets it
+grow, a clear loss is rejected. On fixed draws the difference is exact, and its standard error is zero.
 """
 
-import equinox as eqx
-import jax.numpy as jnp
+from curvi.record.plain import register
+from curvi.record.pytree import pytree
+from curvi.solve.loops import COMPILED, Loop
 
 
-class RadiusControl(eqx.Module):
-    """Next radius and verdict from predicted and actual gain.
+@register
+@pytree
+class RadiusControl:
+    """Next radius and verdict from predicted and actual gain (Nocedal and Wright 2006, algorithm 4.1, with errors).
 
     Attributes
     ----------
@@ -18,22 +21,44 @@ class RadiusControl(eqx.Module):
         Radius in nats at the start, and its bounds.
     num_errors
         How many standard errors of evidence a rejection needs.
+    least_ratio
+        Share of the predicted gain that a step must have gained to be taken.
+    shrink_taken, shrink_refused
+        What is left of the ball, or of the step if that was shorter, after a step that was taken though poor, and
+        after one that was refused.
+    growth, fast_growth
+        By how much the ball grows after a step to its edge that gained three quarters of the prediction, and after
+        one that gained nine tenths.
     """
 
     initial: float = 1.0
     largest: float = 1e4
     smallest: float = 1e-6
     num_errors: float = 2.0
+    least_ratio: float = 0.0
+    shrink_taken: float = 0.5
+    shrink_refused: float = 0.25
+    growth: float = 2.0
+    fast_growth: float = 2.0
 
-    def __call__(self, radius, step, actual, actual_se):
-        """Whether to accept, and the next radius. The fractions 1/4 and 3/4 are Nocedal and Wright's (2006, algorithm
-        4.1).
+    def __call__(self, radius, predicted, divergence, at_edge, actual, actual_se, loop: Loop = COMPILED):
+        """Whether to take a step that covered `divergence` nats, and the next radius.
+
+        The fractions 1/4 and 3/4 are Nocedal and Wright's.
         """
-        slack = self.num_errors * actual_se
-        accept = actual >= -slack
-        poor = actual + slack < 0.25 * step.predicted
-        good = (actual + actual_se > 0.75 * step.predicted) & step.at_edge
-        # A rejected step shrinks the ball below itself, whatever the ball's size was.
-        shrunk = 0.25 * jnp.minimum(radius, step.divergence)
-        radius = jnp.where(poor, jnp.where(accept, radius / 2, shrunk), jnp.where(good, 2 * radius, radius))
-        return accept, jnp.clip(radius, self.smallest, self.largest)
+        xp, choose = loop.xp, loop.choose
+        most = actual + self.num_errors * actual_se
+        # Written so that a gain that is not a number is refused.
+        accept = most >= self.least_ratio * predicted
+        fine = most >= 0.25 * predicted
+        likely = actual + actual_se
+        good = accept & fine & at_edge & (likely > 0.75 * predicted)
+        growth = choose(likely > 0.9 * predicted, lambda: self.fast_growth, lambda: self.growth)
+        shrunk = choose(accept, lambda: self.shrink_taken, lambda: self.shrink_refused)
+        ball = xp.minimum(radius, choose(divergence >= 0, lambda: divergence, lambda: radius))
+        radius = choose(
+            accept & fine,
+            lambda: choose(good, lambda: growth * xp.maximum(radius, divergence), lambda: radius),
+            lambda: shrunk * ball,
+        )
+        return accept, xp.minimum(xp.maximum(radius, self.smallest), self.largest)

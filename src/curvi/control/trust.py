@@ -1,44 +1,35 @@
-"""The trust radius of runs on the host, moved by predicted and actual gain with its standard error."""
+"""The trust radius of regressions, and the larger ball in which a regression is known to hold."""
 
 import numpy as np
 
-SMALLEST_RADIUS, LARGEST_RADIUS = 1e-8, 1e4
-_NUM_ERRORS = 2.0
+from curvi.control.radius import RadiusControl
+from curvi.descent.dense import DenseModel
+from curvi.record.plain import register
+from curvi.record.pytree import pytree
+from curvi.solve.loops import HOST
+
+RULE = RadiusControl(smallest=1e-8)
 
 
-class TrustRadius:
-    """A radius in nats (Nocedal and Wright 2006, algorithm 4.1, with standard errors), and whether the last step held.
+@register
+@pytree
+class Trust:
+    """A radius in nats, and whether the last step held: only then may a prediction be trusted beyond the radius."""
 
-    Attributes
-    ----------
-    radius
-        In nats.
-    trusting
-        Whether the last step was taken: only then may a prediction be trusted beyond the radius.
-    """
+    radius: float = 1.0
+    holds: bool = True
 
-    def __init__(self, radius: float = 1.0):
-        self.radius = radius
-        self.trusting = True
+    def judge(self, actual: float, error: float, predicted: float, divergence: float) -> tuple[bool, "Trust"]:
+        """Whether to take a step that covered `divergence` nats, and what is trusted after it."""
+        far = divergence > 0.5 * self.radius
+        accept, radius = RULE(self.radius, predicted, divergence, far, actual, error, HOST)
+        return bool(accept), Trust(float(radius), bool(accept))
 
-    def judge(self, actual: float, error: float, predicted: float, divergence: float) -> bool:
-        """Whether to take a step that covered `divergence` nats; the radius follows."""
-        if not actual >= -_NUM_ERRORS * error:
-            self.retreat(divergence)
-            return False
-        if actual + _NUM_ERRORS * error < 0.25 * predicted:
-            self.radius = max(0.5 * min(self.radius, divergence), SMALLEST_RADIUS)
-        elif actual + error > 0.75 * predicted and divergence > 0.5 * self.radius:
-            self.radius = min(2 * max(self.radius, divergence), LARGEST_RADIUS)
-        self.trusting = True
-        return True
+    def refused(self, divergence: float) -> "Trust":
+        """After a step to where nothing is finite: a smaller ball than the step's own."""
+        return self.judge(-np.inf, 0.0, 0.0, divergence)[1]
 
-    def retreat(self, divergence: float) -> None:
-        """After a step that failed: a smaller ball than the step's own."""
-        self.radius = max(0.25 * min(self.radius, divergence), SMALLEST_RADIUS)
-        self.trusting = False
-
-    def step(self, model, residual_variance: float, value: float, complete: bool) -> np.ndarray:
+    def step(self, model: DenseModel, residual_variance: float, value: float, complete: bool) -> np.ndarray:
         """The step inside the ball, or inside the larger one in which a regression is known to hold.
 
         Away from q the mean of the residual e changes by at most sd(e) (exp(2 KL) - 1)^(1/2) to leading order
@@ -47,8 +38,8 @@ class TrustRadius:
         a step that failed, nor where something has hardly been seen.
         """
         radius = self.radius
-        if self.trusting and complete:
-            whole = model.step(np.inf if model.definite else LARGEST_RADIUS)
+        if self.holds and complete:
+            whole = model.step(np.inf if model.definite else RULE.largest)
             spread = np.sqrt(residual_variance)
             if spread < 1e-9 * max(abs(value), 1.0):
                 return whole

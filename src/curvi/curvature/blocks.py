@@ -11,6 +11,7 @@ import jax.scipy.linalg as jsl
 from jaxtyping import Array, Float
 
 from curvi.curvature.small import backward, cholesky_small, dense_group, forward, solve_small
+from curvi.record.plain import register
 
 
 def split(v: Float[Array, "... P"], blocks: tuple[Array, ...]) -> list[Float[Array, "... n k"]]:
@@ -28,6 +29,7 @@ def join(parts) -> Float[Array, "... P"]:
     return jnp.concatenate([part.reshape(*part.shape[:-2], -1) for part in parts], axis=-1)
 
 
+@register
 class BlockDiagonal(eqx.Module):
     """A symmetric block-diagonal matrix."""
 

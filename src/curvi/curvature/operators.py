@@ -20,6 +20,7 @@ from jaxtyping import Array, Float
 
 from curvi.curvature.blocks import BlockDiagonal, BlockFactor
 from curvi.curvature.small import matmul
+from curvi.record.plain import register
 
 
 class Operator(eqx.Module):
@@ -43,6 +44,10 @@ class Operator(eqx.Module):
         """The operator plus a block-diagonal one (damping)."""
 
     @abstractmethod
+    def shift(self, amount) -> "Operator":
+        """The operator plus a multiple of the identity: damping in whitened coordinates."""
+
+    @abstractmethod
     def whiten(self, factor: BlockFactor) -> "Operator":
         """L^-1 (operator) L^-T, with the metric equal to L L'."""
 
@@ -57,6 +62,7 @@ class Operator(eqx.Module):
         return jnp.result_type(*arrays) if arrays else jnp.result_type(float)
 
 
+@register
 class DenseMatrix(Operator):
     """A symmetric matrix that is stored whole."""
 
@@ -75,6 +81,9 @@ class DenseMatrix(Operator):
     def add_blocks(self, blocks):
         return DenseMatrix(self.matrix + blocks.dense())
 
+    def shift(self, amount):
+        return DenseMatrix(self.matrix + amount * jnp.eye(self.size, dtype=self.matrix.dtype))
+
     def whiten(self, factor):
         half = jax.vmap(factor.solve, in_axes=1, out_axes=1)(self.matrix)
         return DenseMatrix(jax.vmap(factor.solve)(half))
@@ -83,6 +92,7 @@ class DenseMatrix(Operator):
         return self.matrix
 
 
+@register
 class BlockLowRank(Operator):
     """Block diagonal plus a signed low-rank correction: A + U' diag(w) U (paper, Scheme I, equation 14)."""
 
@@ -108,6 +118,9 @@ class BlockLowRank(Operator):
     def add_blocks(self, blocks):
         return BlockLowRank(self.diagonal.add(blocks), self.vectors, self.weights)
 
+    def shift(self, amount):
+        return self.add_blocks(self.diagonal.identity_like().scale(amount))
+
     def whiten(self, factor):
         return BlockLowRank(self.diagonal.whiten(factor), jax.vmap(factor.solve)(self.vectors), self.weights)
 
@@ -116,13 +129,14 @@ class BlockLowRank(Operator):
 
 
 class MatrixFree(Operator):
-    """scale * L^-1 (base) L^-T + blocks, for a base known by its products alone (`product(v)`)."""
+    """scale * L^-1 (base) L^-T + blocks + shift I, for a base known by its products alone (`product(v)`)."""
 
     product: Callable
     length: int = eqx.field(static=True)
     factor: Float[Array, ""] | float = 1.0
     blocks: BlockDiagonal | None = None
     whitener: BlockFactor | None = None
+    added: Float[Array, ""] | float = 0.0
 
     @property
     def size(self) -> int:
@@ -132,18 +146,22 @@ class MatrixFree(Operator):
         inner = v if self.whitener is None else self.whitener.solve_transpose(v)
         product = self.factor * self.product(inner)
         out = product if self.whitener is None else self.whitener.solve(product)
-        return out if self.blocks is None else out + self.blocks.mv(v)
+        out = out if self.blocks is None else out + self.blocks.mv(v)
+        return out + self.added * v
 
     def scale(self, factor):
         blocks = None if self.blocks is None else self.blocks.scale(factor)
-        return MatrixFree(self.product, self.length, factor * self.factor, blocks, self.whitener)
+        return MatrixFree(self.product, self.length, factor * self.factor, blocks, self.whitener, factor * self.added)
+
+    def shift(self, amount):
+        return MatrixFree(self.product, self.length, self.factor, self.blocks, self.whitener, self.added + amount)
 
     def add_blocks(self, blocks):
         total = blocks if self.blocks is None else self.blocks.add(blocks)
-        return MatrixFree(self.product, self.length, self.factor, total, self.whitener)
+        return MatrixFree(self.product, self.length, self.factor, total, self.whitener, self.added)
 
     def whiten(self, factor):
-        if self.whitener is not None:
-            raise ValueError("this operator is whitened already; whiten the original once")
+        if self.whitener is not None or not (isinstance(self.added, float) and self.added == 0.0):
+            raise ValueError("this operator is whitened or shifted already; whiten the original once")
         blocks = None if self.blocks is None else self.blocks.whiten(factor)
         return MatrixFree(self.product, self.length, self.factor, blocks, factor)

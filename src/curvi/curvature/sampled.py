@@ -39,6 +39,9 @@ class Sampled(Operator):
     def add_blocks(self, blocks):
         return self._each("add_blocks", blocks)
 
+    def shift(self, amount):
+        return self._each("shift", amount)
+
     def whiten(self, factor):
         return self._each("whiten", factor)
 

@@ -1,5 +1,7 @@
 """Descents: from a local model and one scalar, the trust radius in nats, to a step."""
 
+from curvi.descent.newton import NewtonStep as NewtonStep
 from curvi.descent.newton import Step as Step
 from curvi.descent.newton import natural_gradient_step as natural_gradient_step
 from curvi.descent.newton import newton_step as newton_step
+from curvi.descent.newton import trust_region_step as trust_region_step

@@ -5,70 +5,107 @@
 One eigendecomposition of A serves the step (More and Sorensen 1983, the hard case included) and the decrement.
 """
 
-import dataclasses
+from typing import Any
 
 import numpy as np
 
+from curvi.estimate.local import Counts, LocalModel
+from curvi.estimate.noise import CovarianceNoise
+from curvi.record.plain import register
+from curvi.record.pytree import pytree
 
-@dataclasses.dataclass(frozen=True)
-class DenseModel:
-    """Slope b with its covariance, and A by its eigenvalues and eigenvectors."""
 
-    slope: np.ndarray
-    covariance: np.ndarray
-    values: np.ndarray
-    vectors: np.ndarray
+@register
+@pytree
+class Eigen:
+    """H = -A of whitened coordinates, by the eigenvalues and eigenvectors of A."""
 
-    @classmethod
-    def make(cls, slope, covariance, pairs) -> "DenseModel":
-        size = len(slope)
-        if pairs is None:
-            return cls(slope, covariance, np.ones(size), np.eye(size))
-        return cls(slope, covariance, *np.linalg.eigh(np.eye(size) - pairs))
+    values: Any
+    vectors: Any
+
+    def mv(self, v):
+        return -(self.vectors @ (self.values * (self.vectors.T @ v)))
+
+    def solve(self, z):
+        """A^-1 z."""
+        return self.vectors @ ((self.vectors.T @ z).T / self.values).T
 
     @property
     def definite(self) -> bool:
         return bool(self.values[0] > 0)
 
+
+@register
+@pytree
+class Whitened:
+    """The metric of whitened coordinates: the identity."""
+
+    def factorise(self) -> "Whitened":
+        return self
+
+    def solve(self, v):
+        return v
+
+    def solve_transpose(self, v):
+        return v
+
+
+@register
+@pytree
+class DenseModel(LocalModel):
+    """A `LocalModel` in whitened coordinates, small enough for an eigendecomposition."""
+
+    curvature: Eigen
+
+    @classmethod
+    def make(cls, value: float, value_se: float, slope, covariance, pairs) -> "DenseModel":
+        """From the slope b with its covariance, and B; None stands for no B at all."""
+        size = len(slope)
+        eigen = Eigen(np.ones(size), np.eye(size)) if pairs is None else Eigen(*np.linalg.eigh(np.eye(size) - pairs))
+        return cls.with_curvature(value, value_se, slope, covariance, eigen)
+
+    @classmethod
+    def with_curvature(cls, value, value_se, slope, covariance, eigen: Eigen) -> "DenseModel":
+        noise = CovarianceNoise(covariance)
+        return cls(float(value), float(value_se), slope, eigen, Whitened(), noise, np.zeros(0), Counts())
+
+    @property
+    def definite(self) -> bool:
+        return self.curvature.definite
+
     @property
     def _noise_known(self) -> bool:
-        return bool(np.all(np.isfinite(self.covariance)))
-
-    def solve(self, z):
-        return self.vectors @ ((self.vectors.T @ z).T / self.values).T
+        return bool(np.all(np.isfinite(self.noise.covariance)))  # type: ignore[attr-defined]
 
     def remaining_gain(self) -> tuple[float, float]:
-        """b' A^-1 b / 2 less what the noise of b adds to it on average, and its standard error.
-
-        With b normal around its mean, Var(b' A^-1 b / 2) = b' A^-1 C A^-1 b + tr((A^-1 C)^2) / 2, C its covariance.
-        Infinite where A is not definite, or nothing is known of the noise.
+        """The Newton decrement and its standard error; infinite where A is not definite, or nothing is known of the
+        noise.
         """
         if not (self.definite and self._noise_known):
             return np.inf, np.inf
-        newton, noise = self.solve(self.slope), self.solve(self.covariance)
-        gain = (self.slope @ newton - np.trace(noise)) / 2
-        variance = newton @ self.covariance @ newton + np.sum(noise * noise.T) / 2
-        return float(gain), float(np.sqrt(max(variance, 0.0)))
+        gain, error = self.decrement(self.curvature.solve)
+        return float(gain), float(error)
 
     def noise_gain(self) -> float:
         """Nats that the noise of b costs on average when a whole step is taken: tr(A^-1 C) / 2."""
-        known = self.definite and self._noise_known
-        return float(np.trace(self.solve(self.covariance))) / 2 if known else np.inf
+        if not (self.definite and self._noise_known):
+            return np.inf
+        return float(self.noise.through(self.curvature.solve)[0]) / 2
 
     def step(self, radius: float) -> np.ndarray:
         """The maximiser inside the ball."""
-        slope = self.vectors.T @ self.slope
+        slope = self.curvature.vectors.T @ self.grad
         length = np.sqrt(2 * radius)
-        if self.definite and np.linalg.norm(slope / self.values) <= length:
-            return self.vectors @ (slope / self.values)
-        least = max(-self.values[0], 0.0)
+        if self.definite and np.linalg.norm(slope / self.curvature.values) <= length:
+            return self.curvature.vectors @ (slope / self.curvature.values)
+        least = max(-self.curvature.values[0], 0.0)
         shift = self._edge_shift(slope, length, least)
-        step = slope / (self.values + shift)
+        step = slope / (self.curvature.values + shift)
         short = length**2 - step @ step
-        if short > 1e-6 * length**2 and self.values[0] <= 0:
+        if short > 1e-6 * length**2 and self.curvature.values[0] <= 0:
             # Hard case: the slope has no part along the way up. Either sign will do.
             step[0] += np.sqrt(short)
-        return self.vectors @ step
+        return self.curvature.vectors @ step
 
     def _edge_shift(self, slope, length, least) -> float:
         """The shift of A's spectrum beyond `least` at which the step has the given length, by bisection."""
@@ -76,10 +113,12 @@ class DenseModel:
         high = low + np.linalg.norm(slope) / length + 1.0
         for _ in range(100):
             middle = (low + high) / 2
-            low, high = (middle, high) if np.linalg.norm(slope / (self.values + middle)) > length else (low, middle)
+            low, high = (
+                (middle, high) if np.linalg.norm(slope / (self.curvature.values + middle)) > length else (low, middle)
+            )
         return high
 
     def predicted(self, step) -> float:
         """Gain in nats that the model expects of a step."""
-        along = self.vectors.T @ step
-        return float(self.slope @ step - along @ (self.values * along) / 2)
+        along = self.curvature.vectors.T @ step
+        return float(self.grad @ step - along @ (self.curvature.values * along) / 2)

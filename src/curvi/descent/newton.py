@@ -1,22 +1,27 @@
 """Newton and natural-gradient steps inside a ball of given Kullback-Leibler divergence.
 
-Everything happens in Fisher-whitened coordinates, p_white = L' p with F = L L': there the natural gradient is the
-gradient, the Fisher blocks precondition every solver without being mentioned, and |p_white|^2 / 2 is the divergence
-between q and the moved q in nats.
+Everything happens in whitened coordinates, p_white = L' p with L L' the metric, the Fisher information or what stands
+for it: there the natural gradient is the gradient, the metric preconditions every solver without being mentioned, and
+|p_white|^2 / 2 is the divergence between q and the moved q in nats.
 """
 
-import equinox as eqx
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
 
 from curvi.curvature import Operator
-from curvi.estimate.local import LocalModel
+from curvi.estimate.local import LocalModel, Root
+from curvi.record.pytree import pytree
 from curvi.solve import SolveOutcome
+from curvi.solve.loops import Loop
 from curvi.solve.solution import Solver
+from curvi.solve.truncated_cg import truncated_cg
 
 
-class Step(eqx.Module):
+@pytree
+class Step:
     """A step and what the model expects of it.
 
     Attributes
@@ -26,47 +31,127 @@ class Step(eqx.Module):
     predicted
         Gain in nats that the local model predicts for it.
     divergence
-        |p|_F^2 / 2, the divergence it covers.
+        |p|^2 / 2 in the metric: the divergence it covers, in nats.
     at_edge
         Whether the ball, rather than the model's maximum along the direction, set its length.
+    definite
+        Whether no direction of negative curvature was met.
+    num_products
+        Products with the curvature.
+    """
+
+    direction: Any
+    predicted: Any
+    divergence: Any
+    at_edge: Any
+    definite: Any
+    num_products: Any
+
+
+@pytree
+class NewtonStep:
+    """A step with what its solve tells of the model.
+
+    Attributes
+    ----------
+    step
+        The step itself.
     remaining_gain, remaining_gain_se
         The Newton decrement g'(-H)^-1 g / 2, corrected for the noise of g, and its standard error; infinite where -H
         is not definite.
-    signal
-        The natural gradient's decrement g'F^-1 g / 2, corrected for noise, in units of its standard error: whether the
-        gradient stands out of its noise, whatever the curvature.
-    curvature_weight
-        How much of the estimated departure of -H from F was believed, 0 (natural gradient) to 1.
+    gradient_gain, gradient_gain_se
+        The same with the Fisher information in place of -H, g'F^-1 g / 2: whether the gradient stands out of its
+        noise, whatever the curvature.
+    shrinkage
+        How much of the estimated departure of -H from F was used, 0 (natural gradient) to 1.
+    num_copies
+        Fresh copies of the curvature that the solver drew.
     """
 
-    direction: Float[Array, " P"]
-    predicted: Float[Array, ""]
-    divergence: Float[Array, ""]
-    at_edge: Array
-    remaining_gain: Float[Array, ""]
-    remaining_gain_se: Float[Array, ""]
-    signal: Float[Array, ""]
-    curvature_weight: Float[Array, ""]
-    num_products: Int[Array, ""]
-    num_copies: Int[Array, ""]
-    code: Int[Array, ""]
+    step: Step
+    remaining_gain: Any
+    remaining_gain_se: Any
+    gradient_gain: Any
+    gradient_gain_se: Any
+    shrinkage: Any
+    num_copies: Any
+
+    @property
+    def signal(self):
+        """The gradient's decrement in units of its standard error."""
+        return self.gradient_gain / self.gradient_gain_se
+
+
+def trust_region_step(local: LocalModel, radius, residual: Callable, max_products, loop: Loop) -> Step:
+    """The step that conjugate gradients find inside the ball.
+
+    `residual` takes |b|^2, b the whitened gradient, and gives the relative residual at which they may stop.
+    """
+    root = local.root()
+    b = root.solve(local.grad)
+    square = b @ b
+    limit = residual(square) ** 2 * square
+
+    def multiply(d):
+        return -root.solve(local.curvature.mv(root.solve_transpose(d)))
+
+    found = truncated_cg(
+        multiply,
+        b,
+        loop=loop,
+        max_products=max_products,
+        unfinished=lambda rest, product: product > limit,
+        radius=radius,
+    )
+    x = found.x
+    predicted = (b @ x + found.rest @ x) / 2  # b'x - x'Ax / 2 with A x = b - rest
+    direction = root.solve_transpose(x)
+    return Step(direction, predicted, x @ x / 2, found.on_edge, ~found.negative, found.num_products)
+
+
+@pytree
+class Solved:
+    """The solution of -H x = b in the flat parameters, and b'x / 2; where -H is not definite, a direction x that says
+    so.
+    """
+
+    x: Any
+    decrement: Any
+    definite: Any
+    num_products: Any
+
+
+def solve_curvature(local: LocalModel, b, residual, max_products, loop: Loop) -> Solved:
+    """-H x = b by conjugate gradients in the metric of the model."""
+    root = local.root()
+    white = root.solve(b)
+    limit = residual**2 * (white @ white)
+    found = truncated_cg(
+        lambda d: -root.solve(local.curvature.mv(root.solve_transpose(d))),
+        white,
+        loop=loop,
+        max_products=max_products,
+        unfinished=lambda rest, product: product > limit,
+    )
+    # Left at zero, x would read like nothing to gain.
+    x = loop.choose(found.negative, lambda: found.direction, lambda: found.x)
+    return Solved(root.solve_transpose(x), white @ x / 2, ~found.negative, found.num_products)
 
 
 def newton_step(
     local: LocalModel, curvature: Operator, solver: Solver, radius, length, damping: float, shrink: bool, key
-) -> Step:
-    """The step of (-H + damping F) p = g, clipped to the divergence `radius`; the natural gradient where the solve
-    fails.
+) -> NewtonStep:
+    """The step of (-H + damping F) p = g by any solver, clipped to the divergence `radius`; the natural gradient where
+    the solve fails.
 
     `length` multiplies the step (1 except when averaging out noise). With `shrink`, -H is first shrunk towards F by
     its measured noise.
     """
     key_solve, key_noise, key_weight = jax.random.split(key, 3)
-    factor = local.fisher.factorise()
-    gradient = factor.solve(local.grad)
-    identity = local.fisher.identity_like()
-    weight = curvature_weight(local, factor, key_weight) if shrink else jnp.ones((), gradient.dtype)
-    operator = curvature.whiten(factor).scale(-weight).add_blocks(identity.scale(1 - weight + damping))
+    root = local.fisher.factorise()
+    gradient = root.solve(local.grad)
+    weight = shrinkage(local, root, key_weight) if shrink else jnp.ones((), gradient.dtype)
+    operator = curvature.whiten(root).scale(-weight).shift(1 - weight + damping)
 
     solution = solver(operator, gradient, key=key_solve)
     product = operator.mv(solution.x)
@@ -76,44 +161,42 @@ def newton_step(
     bend = jnp.where(usable, bend, gradient @ gradient)
     slope = jnp.where(usable, slope, gradient @ gradient)
 
-    noise = factor.solve(local.half_difference())
-    noise_solution = solver(operator, noise, key=key_noise)
-    gain, gain_se = _decrement(local, factor, solution.x, gradient, noise_solution.x, noise)
-    plain_gain, plain_se = _decrement(local, factor, gradient, gradient, noise, noise)
-    step = _clip(local, factor, direction, slope, bend, radius, length)
+    solutions = [solution]
+
+    def solve(v):
+        solutions.append(solver(operator, root.solve(v), key=key_noise))
+        return root.solve_transpose(solutions[-1].x)
+
+    gain, gain_se = local.decrement(solve, root.solve_transpose(solution.x))
+    num_products = sum(found.num_products for found in solutions) + 1
     # Where the solve failed, or found a direction of negative curvature, nothing bounds what is left to gain.
-    gain = jnp.where(usable & (solution.code != SolveOutcome.NEGATIVE_CURVATURE), gain, jnp.inf)
-    return step(
-        remaining_gain=gain,
-        remaining_gain_se=gain_se,
-        signal=plain_gain / plain_se,
-        curvature_weight=weight,
-        num_products=solution.num_products + noise_solution.num_products + 1,
-        num_copies=solution.num_draws + noise_solution.num_draws,
-        code=solution.code,
+    definite = usable & (solution.code != SolveOutcome.NEGATIVE_CURVATURE)
+    return NewtonStep(
+        _clip(root, direction, slope, bend, radius, length, definite, num_products),
+        jnp.where(definite, gain, jnp.inf),
+        gain_se,
+        *local.decrement(natural(root)),
+        weight,
+        sum(found.num_draws for found in solutions),
     )
 
 
-def natural_gradient_step(local: LocalModel, radius, length) -> Step:
-    """The step F^-1 g, Newton's with H = -F, clipped to the divergence `radius`."""
-    factor = local.fisher.factorise()
-    gradient = factor.solve(local.grad)
+def natural_gradient_step(local: LocalModel, radius, length) -> NewtonStep:
+    """The step F^-1 g, Newton's with H = -F, clipped to the divergence `radius`; its Newton decrement is unknown."""
+    root = local.fisher.factorise()
+    gradient = root.solve(local.grad)
     slope = gradient @ gradient
-    noise = factor.solve(local.half_difference())
-    gain, gain_se = _decrement(local, factor, gradient, gradient, noise, noise)
-    zero = jnp.zeros((), jnp.int32)
-    return _clip(local, factor, gradient, slope, slope, radius, length)(
-        remaining_gain=gain,
-        remaining_gain_se=gain_se,
-        signal=gain / gain_se,
-        curvature_weight=jnp.zeros((), gradient.dtype),
-        num_products=zero,
-        num_copies=zero,
-        code=zero,
-    )
+    zero, unknown = jnp.zeros((), jnp.int32), jnp.full((), jnp.nan, gradient.dtype)
+    step = _clip(root, gradient, slope, slope, radius, length, jnp.ones((), bool), zero)
+    return NewtonStep(step, unknown, unknown, *local.decrement(natural(root)), jnp.zeros((), gradient.dtype), zero)
 
 
-def curvature_weight(local: LocalModel, factor, key, num_probes: int = 8):
+def natural(root: Root):
+    """F^-1 as a map."""
+    return lambda v: root.solve_transpose(root.solve(v))
+
+
+def shrinkage(local: LocalModel, root: Root, key, num_probes: int = 8):
     """The share of the estimated -H - F that is signal: <C1, C2> / |(C1 + C2)/2|^2 over two half-sample estimates.
 
     C = F^-1/2 (-H) F^-1/2 - I. Inner products of matrices are traces, taken by random signs (Hutchinson 1990), so
@@ -122,41 +205,26 @@ def curvature_weight(local: LocalModel, factor, key, num_probes: int = 8):
     if local.curvature_halves is None:
         return jnp.ones((), local.grad.dtype)
     probes = jax.random.rademacher(key, (num_probes, local.grad.size), local.grad.dtype)
-    first, second = (jax.vmap(half.whiten(factor).scale(-1.0).mv)(probes) - probes for half in local.curvature_halves)
+    first, second = (jax.vmap(half.whiten(root).scale(-1.0).mv)(probes) - probes for half in local.curvature_halves)
     both = jnp.sum(((first + second) / 2) ** 2)
     signal = jnp.sum(first * second)
     return jnp.clip(jnp.where(both > 0, signal / jnp.where(both > 0, both, 1), 1.0), 0.0, 1.0)
 
 
-def _decrement(local, factor, x, gradient, noise_x, noise):
-    """g'x/2 with x = (-H)^-1 g, less what the noise of g adds to it on average; and the standard error of the result.
-
-    With e a copy of the noise of g, E[g' B e ...] gives E[g'Bg - e'Be] = (E g)' B (E g): the two half-sample
-    gradients g + e and g - e are independent. Var = x'Cx + tr((BC)^2), C the covariance of g, the second term
-    estimated by e'BCBe.
-    """
-    gain = (gradient @ x - noise @ noise_x) / 2
-    variance = local.slope_variance(factor.solve_transpose(x)) + local.slope_variance(factor.solve_transpose(noise_x))
-    return gain, jnp.sqrt(variance)
-
-
-def _clip(local, factor, direction, slope, bend, radius, length):
-    """The step along `direction` (whitened) with the best predicted gain inside the ball, as a partial `Step`."""
+def _clip(root: Root, direction, slope, bend, radius, length, definite, num_products) -> Step:
+    """The step along `direction` (whitened) with the best predicted gain inside the ball."""
     square = direction @ direction
     best = jnp.where(bend > 0, slope / jnp.where(bend > 0, bend, 1), jnp.inf)
     edge = jnp.sqrt(2 * radius / jnp.where(square > 0, square, 1))
     t = length * jnp.minimum(best, edge)
-
-    def finish(**rest):
-        return Step(
-            direction=factor.solve_transpose(t * direction),
-            predicted=t * slope - t * t * bend / 2,
-            divergence=t * t * square / 2,
-            at_edge=edge <= best,
-            **rest,
-        )
-
-    return finish
+    return Step(
+        direction=root.solve_transpose(t * direction),
+        predicted=t * slope - t * t * bend / 2,
+        divergence=t * t * square / 2,
+        at_edge=edge <= best,
+        definite=definite,
+        num_products=num_products,
+    )
 
 
 _TRUSTED = (

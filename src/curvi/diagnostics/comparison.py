@@ -80,7 +80,7 @@ def compare(fit_a: Fit, fit_b: Fit, *, key=None, num_draws: int = _DRAWS) -> Com
         raise ValueError(f"num_draws must be at least 2; got {num_draws}")
     chunks = -(-num_draws // _CHUNK)
     keys = jax.random.split(jax.random.key(0) if key is None else key, chunks)
-    size = max(fit_a.q.num_uniforms, fit_b.q.num_uniforms)
+    size = max(fit_a.q.noise_size, fit_b.q.noise_size)
     a, b = (
         np.asarray(_log_ratios(fit.target, fit.q, keys, size), dtype=np.float64)[:num_draws] for fit in (fit_a, fit_b)
     )
@@ -96,9 +96,8 @@ def _log_ratios(target: AbstractTarget, q, keys, size: int):
     density = target.full()
 
     def one(u):
-        x = q.from_uniform(u[: q.num_uniforms])
-        theta, log_det = q.to_model(x)
-        return density(theta) + log_det - q.log_prob(x)
+        x = q.from_uniform(u[: q.noise_size])
+        return q.log_joint(density, x) - q.log_prob(x)
 
     def chunk(key):
         tiny = np.finfo(q.params.dtype).eps

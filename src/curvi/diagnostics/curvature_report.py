@@ -10,12 +10,9 @@ from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
-from numpyro.distributions import biject_to
 from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 
 from curvi.diagnostics.hessian import DENSE, WhitenedHessian
-from curvi.diagnostics.linear_response import labels_of
-from curvi.family import MeanField
 
 if TYPE_CHECKING:
     from curvi.results import Fit
@@ -105,7 +102,7 @@ def curvature_report(fit: "Fit", num_directions: int = 3) -> CurvatureReport:
         raise ValueError(f"num_directions must be at least 1; got {num_directions}")
     curved = WhitenedHessian(fit.target, fit.q, jax.random.key(0), "a curvature report")
     values, vectors = extreme_eigenpairs(curved, min(num_directions, fit.q.num_params))
-    labels = np.asarray(parameter_labels(fit.q))
+    labels = np.asarray(fit.q.parameter_labels())
     return CurvatureReport(
         tuple(_direction(value, vector, labels) for value, vector in zip(values, vectors.T)), fit.q.num_params
     )
@@ -137,20 +134,3 @@ def extreme_eigenpairs(curved: WhitenedHessian, count: int) -> tuple[np.ndarray,
         values, vectors = partial.eigenvalues, partial.eigenvectors
     order = np.argsort(values)
     return values[order], vectors[:, order]
-
-
-def parameter_labels(q: MeanField) -> list[str]:
-    """A name for every parameter of a q of normal or log-normal factors: "a[0]", "spread of a[0]".
-
-    Where a bijection mixes the elements of a latent (a simplex), its unconstrained coordinates are counted: "a~[0]".
-    """
-    labels = [""] * q.num_params
-    places = q.parameter_slices()
-    for slot in q.layout.slots:
-        latent = slot.latent
-        working = biject_to(latent.support).inverse_shape(latent.shape) if slot.pushed else latent.shape
-        name = latent.name if working == latent.shape else f"{latent.name}~"
-        for index, label in enumerate(labels_of({name: working})):
-            place = places[latent.name].start + 2 * index
-            labels[place], labels[place + 1] = label, f"spread of {label}"
-    return labels

@@ -11,11 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from curvi.curvature import MatrixFree
 from curvi.estimate.design import matched_noise
-from curvi.estimate.pathwise import path_log_density
-from curvi.family import MeanField
-from curvi.model.over_draws import map_draws, over_draws
+from curvi.estimate.pathwise import PathwiseProduct
+from curvi.family import Family
+from curvi.model.over_draws import map_draws
 from curvi.model.target import AbstractTarget
 from curvi.solve import CG, SolveOutcome
 
@@ -34,16 +33,16 @@ class WhitenedHessian:
     Raises ValueError, naming `purpose`, where the target or the factors are not twice differentiable.
     """
 
-    def __init__(self, target: AbstractTarget, q: MeanField, key, purpose: str = "linear response"):
+    def __init__(self, target: AbstractTarget, q: Family, key, purpose: str = "linear response"):
         if target.order < 2 or not q.reparameterised:
             raise ValueError(
                 f"{purpose} needs the Hessian of a twice differentiable target under Normal or LogNormal factors"
             )
         rng = np.random.default_rng(np.asarray(jax.random.key_data(key)).astype(np.uint32))
         self.q = q
-        self.noise = jnp.asarray(matched_noise(rng, _DRAWS, q.num_factors), q.params.dtype)
+        self.noise = jnp.asarray(matched_noise(rng, _DRAWS, q.noise_size), q.params.dtype)
         parts = self.noise.reshape(-1, _CHUNK, self.noise.shape[-1])
-        self.product_of = _Product(target, q, parts, jax.random.split(key, _DRAWS // _CHUNK))
+        self.product_of = PathwiseProduct(target, q, parts, jax.random.split(key, _DRAWS // _CHUNK))
         self.factor = q.fisher().factorise()
 
     def whiten(self, rows) -> np.ndarray:
@@ -90,46 +89,20 @@ class WhitenedHessian:
         return np.asarray(solutions, np.float64)
 
 
-class _Product(eqx.Module):
-    """v -> (Hessian of E_q[ln p] on the noise) v, forward over reverse, one chunk of draws after the other."""
-
-    target: AbstractTarget
-    q: MeanField
-    noise: jax.Array
-    keys: jax.Array
-
-    def __call__(self, v):
-        def chunk(total, part):
-            values, key = part
-            density, each = self.target.batch(key), over_draws(self.target, len(values))
-
-            def mean(params):
-                moved = self.q.replace(params)
-                return each(lambda e: path_log_density(density, moved, e))(values).mean()
-
-            return total + jax.jvp(jax.grad(mean), (self.q.params,), (v,))[1] / self.noise.shape[0], None
-
-        return jax.lax.scan(chunk, jnp.zeros_like(v), (self.noise, self.keys))[0]
-
-    def operator(self) -> MatrixFree:
-        """The Hessian of the ELBO, entropy included."""
-        return MatrixFree(self, self.q.num_params, 1.0, self.q.entropy_hessian())
-
-
 @eqx.filter_jit
-def _dense(product: _Product):
+def _dense(product: PathwiseProduct):
     """Hessian of the ELBO, one column at a time."""
     columns = map_draws(product.target, product, jnp.eye(product.q.num_params, dtype=product.q.params.dtype), 8)
-    return (columns + columns.T) / 2 + product.q.entropy_hessian().dense()
+    return (columns + columns.T) / 2
 
 
 @eqx.filter_jit
-def _white_product(product: _Product, factor, v):
+def _white_product(product: PathwiseProduct, factor, v):
     return product.operator().whiten(factor).scale(-1.0).mv(v)
 
 
 @eqx.filter_jit
-def _solve_by_products(product: _Product, factor, rows):
+def _solve_by_products(product: PathwiseProduct, factor, rows):
     operator = product.operator().whiten(factor).scale(-1.0)
     solver = CG(tolerance=1e-6 if rows.dtype == jnp.float64 else 1e-3, max_steps=1000)
 

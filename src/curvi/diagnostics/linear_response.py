@@ -19,8 +19,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from curvi.diagnostics.hessian import WhitenedHessian
-from curvi.estimate.hybrid import follow, noise_columns, staying_log_prob
-from curvi.family import MeanField
+from curvi.family import Family
 from curvi.model.over_draws import over_draws
 from curvi.model.target import AbstractTarget
 
@@ -55,14 +54,14 @@ class Covariance:
         return out
 
 
-def linear_response(target: AbstractTarget, q: MeanField, key, names=None) -> Covariance:
+def linear_response(target: AbstractTarget, q: Family, key, names=None) -> Covariance:
     """The linear-response covariance of the named latents and outputs, of all by default.
 
     Raises ValueError where the Hessian is not negative definite: q is then no maximum, and its response means nothing.
     The Hessian is dense: P parameters take P products and O(P^3) operations.
     """
     curved = WhitenedHessian(target, q, key)
-    example = jax.eval_shape(lambda: _means_of(target, q, jnp.zeros((1, q.num_factors), q.params.dtype), None, q))
+    example = jax.eval_shape(lambda: _means_of(target, q, jnp.zeros((1, q.noise_size), q.params.dtype), None, q))
     chosen = tuple(example) if names is None else tuple([names] if isinstance(names, str) else names)
     if unknown := sorted(set(chosen) - set(example)):
         raise ValueError(f"no latent or output named {', '.join(unknown)}; there are {', '.join(example)}")
@@ -82,14 +81,14 @@ def sample_covariance(draws: dict, names=None) -> Covariance:
     return Covariance(np.atleast_2d(np.cov(flat.T)), labels_of(shapes), shapes, 0.0)
 
 
-def _means_of(target, q: MeanField, noise, names, before: MeanField):
+def _means_of(target, q: Family, noise, names, before: Family):
     """E_q of latents and outputs on the noise; draws that do not follow q are those of `before`, with weights."""
 
     def one(e):
-        x = follow(q, before, e)
+        x = q.follow(before, e)
         theta, _ = q.to_model(x)
         everything = theta if target.outputs is None else {**theta, **target.outputs(theta)}
-        weight = jnp.exp(staying_log_prob(q, x) - staying_log_prob(before, x))
+        weight = jnp.exp(q.weighed_log_prob(x) - before.weighed_log_prob(x))
         chosen = everything if names is None else {name: everything[name] for name in names}
         return {name: weight * value for name, value in chosen.items()}
 
@@ -100,7 +99,7 @@ def _means_of(target, q: MeanField, noise, names, before: MeanField):
 def mean_shift(target, q, step, noise=None):
     """How a small step of the parameters moves the means of latents and outputs."""
     if noise is None:
-        noise = jax.random.normal(jax.random.key(0), (256, len(noise_columns(q))), q.params.dtype)
+        noise = jax.random.normal(jax.random.key(0), (256, q.noise_size), q.params.dtype)
     return jax.jvp(lambda params: _means_of(target, q.replace(params), noise, None, q), (q.params,), (step,))[1]
 
 

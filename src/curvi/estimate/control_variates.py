@@ -16,6 +16,8 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from curvi.record.plain import register
+
 
 class ControlVariate(eqx.Module):
     """A way to fit the coefficients."""
@@ -34,6 +36,7 @@ class ControlVariate(eqx.Module):
         return jnp.concatenate([terms[:cut] - second(scores[:cut]), terms[cut:] - first(scores[cut:])])
 
 
+@register
 class ScalarControl(ControlVariate):
     """One coefficient for the whole gradient (Paisley et al. 2012)."""
 
@@ -42,6 +45,7 @@ class ScalarControl(ControlVariate):
         return lambda s: coefficient * s
 
 
+@register
 class ParameterControl(ControlVariate):
     """One coefficient per parameter (Ranganath et al. 2014, equation 9)."""
 
@@ -50,6 +54,7 @@ class ParameterControl(ControlVariate):
         return lambda s: coefficient * s
 
 
+@register
 class MatrixControl(ControlVariate):
     """A full matrix of coefficients by ridge regression (Wang et al. 2013); needs more draws than parameters to pay.
 

@@ -16,7 +16,8 @@ import numpy as np
 from jax.scipy.special import ndtri
 from scipy.stats import qmc
 
-from curvi.family import MeanField
+from curvi.family import Family
+from curvi.record.plain import register
 
 SOBOL_DIMENSIONS = 21_201  # SciPy's direction numbers (Joe and Kuo, 2008) end here
 
@@ -25,18 +26,18 @@ class Draws(eqx.Module):
     """A way to draw `num_draws` points from q, in working coordinates, with a leading axis."""
 
     @abstractmethod
-    def sample(self, q: MeanField, key, num_draws: int):
+    def sample(self, q: Family, key, num_draws: int):
         """The draws."""
 
     @abstractmethod
-    def noise(self, q: MeanField, key, num_draws: int):
+    def noise(self, q: Family, key, num_draws: int):
         """Standard normal noise for reparameterised draws, one row a draw."""
 
     @abstractmethod
-    def unit(self, q: MeanField, num_draws: int) -> int:
+    def unit(self, q: Family, num_draws: int) -> int:
         """How many consecutive draws form one independent unit."""
 
-    def check(self, q: MeanField, num_draws: int) -> None:
+    def check(self, q: Family, num_draws: int) -> None:
         if num_draws < 1:
             raise ValueError(f"num_draws must be at least 1; got {num_draws}")
         if num_draws % (unit := self.unit(q, num_draws)) != 0:
@@ -45,6 +46,7 @@ class Draws(eqx.Module):
             )
 
 
+@register
 class Independent(Draws):
     """Independent draws."""
 
@@ -52,28 +54,30 @@ class Independent(Draws):
         return jax.vmap(q.sample)(jax.random.split(key, num_draws))
 
     def noise(self, q, key, num_draws):
-        return jax.random.normal(key, (num_draws, q.num_factors), q.params.dtype)
+        return jax.random.normal(key, (num_draws, q.noise_size), q.params.dtype)
 
     def unit(self, q, num_draws):
         return 1
 
 
+@register
 class Antithetic(Draws):
     """Pairs (u, 1 - u) of uniform points: for a normal factor, noise of both signs."""
 
     def sample(self, q, key, num_draws):
-        u = bits_to_unit(jax.random.bits(key, (num_draws // 2, q.num_uniforms), jnp.uint32), q.params.dtype)
-        pairs = jnp.stack([u, 1 - u], 1).reshape(-1, q.num_uniforms)
+        u = bits_to_unit(jax.random.bits(key, (num_draws // 2, q.noise_size), jnp.uint32), q.params.dtype)
+        pairs = jnp.stack([u, 1 - u], 1).reshape(-1, q.noise_size)
         return jax.vmap(q.from_uniform)(pairs)
 
     def noise(self, q, key, num_draws):
-        half = jax.random.normal(key, (num_draws // 2, q.num_factors), q.params.dtype)
-        return jnp.stack([half, -half], 1).reshape(-1, q.num_factors)
+        half = jax.random.normal(key, (num_draws // 2, q.noise_size), q.params.dtype)
+        return jnp.stack([half, -half], 1).reshape(-1, q.noise_size)
 
     def unit(self, q, num_draws):
         return 2
 
 
+@register
 class Sobol(Draws):
     """Scrambled Sobol points in `num_scrambles` independent scrambles; beyond 21,201 dimensions, antithetic pairs.
 
@@ -85,14 +89,14 @@ class Sobol(Draws):
     num_scrambles: int = eqx.field(static=True, default=4)
 
     def sample(self, q, key, num_draws):
-        if q.num_uniforms > SOBOL_DIMENSIONS:
+        if q.noise_size > SOBOL_DIMENSIONS:
             return Antithetic().sample(q, key, num_draws)
-        return jax.vmap(q.from_uniform)(self._points(q.num_uniforms, key, num_draws, q.params.dtype))
+        return jax.vmap(q.from_uniform)(self._points(q.noise_size, key, num_draws, q.params.dtype))
 
     def noise(self, q, key, num_draws):
-        if q.num_factors > SOBOL_DIMENSIONS:
+        if q.noise_size > SOBOL_DIMENSIONS:
             return Antithetic().noise(q, key, num_draws)
-        return ndtri(self._points(q.num_factors, key, num_draws, q.params.dtype))
+        return ndtri(self._points(q.noise_size, key, num_draws, q.params.dtype))
 
     def _points(self, dimension, key, num_draws, dtype):
         net = jnp.asarray(sobol_net(num_draws // self.num_scrambles, dimension))
@@ -100,7 +104,7 @@ class Sobol(Draws):
         return bits_to_unit((net[None] ^ shifts).reshape(-1, dimension), dtype)
 
     def unit(self, q, num_draws):
-        return 2 if q.num_uniforms > SOBOL_DIMENSIONS else max(1, num_draws // self.num_scrambles)
+        return 2 if q.noise_size > SOBOL_DIMENSIONS else max(1, num_draws // self.num_scrambles)
 
     def check(self, q, num_draws):
         if num_draws % self.num_scrambles != 0:

@@ -9,73 +9,77 @@ keeps the value z that it drew from some r(z), and weighs it by w = q(z) / r(z);
 smooth in all parameters, and so it is for fixed draws. ln q_before(z) is a control variate: near the optimum it leaves
 little of ln p to be correlated with the score, and nothing where the posterior lies in the family. r is q_before with
 rare values made less rare: a value that no draw has shown would seem to be right at whatever probability it has.
+
+The mean over the draws is self-normalised, N / D with D the mean weight.
 """
+
+import dataclasses
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.special import ndtr
-from jaxtyping import Array, Float
 
-from curvi.curvature.blocks import join
-from curvi.family import MeanField
-from curvi.family.mean_field import Draw
-
-_RARE_DRAWS = 0.25
+from curvi.family import Family
 
 
-def noise_columns(q: MeanField) -> np.ndarray:
-    """One entry a column of the noise of a draw: whether it is that of a reparameterised factor."""
-    kinds = [(f.reparameterised, n * (1 if f.reparameterised else f.num_uniforms)) for f, n in _groups(q)]
-    return np.concatenate([np.full(size, kind) for kind, size in kinds])
+def weighed(density, q: Family, before):
+    """Of the draw that noise e gives, as a function of e and then of the parameters: ln p - ln q of what is weighed,
+    its weight, and the gradients of both.
+    """
+    before = q.replace(before)
+    r = before.with_min_probability()
+
+    def at(e):
+        def there(params):
+            x = q.replace(params).follow(r, e)
+
+            def log_p(p):
+                moved = q.replace(p)
+                return moved.log_joint(density, moved.follow(r, e))
+
+            value, path = jax.value_and_grad(log_p)(params)
+            value = value - before.weighed_log_prob(x)
+            log_q, score = jax.value_and_grad(lambda p: q.replace(p).weighed_log_prob(x))(params)
+            weight = jnp.exp(log_q - r.weighed_log_prob(x))
+            found = value, weight, weight * (path + value * score), weight * score
+            return tuple(part.astype(params.dtype) for part in found)  # log densities of integers may be wider
+
+        return there
+
+    return at
 
 
-def num_staying_params(q: MeanField) -> int:
-    """Parameters of the factors that are not reparameterised: for discrete latents, how many values may be rare."""
-    return sum(n * f.num_params for f, n in _groups(q) if not f.reparameterised)
+@dataclasses.dataclass(frozen=True)
+class Weighted:
+    """A self-normalised mean N / D of weighted draws: what its second derivatives need."""
 
+    mean: float  # N / D
+    total: float  # D
+    slope: np.ndarray  # gradient of D
+    grad: np.ndarray  # gradient of N / D
+    weights: np.ndarray
 
-def farthest(q: MeanField) -> np.ndarray:
-    """How far from zero each parameter may be."""
-    dtype = q.params.dtype
-    return np.concatenate([np.full(n * f.num_params, f.farthest(dtype)) for f, n in _groups(q)])
+    @classmethod
+    def make(cls, values, weights, part_grads, part_slopes) -> tuple[np.ndarray, "Weighted"]:
+        """Gradients of the weighted mean of `values` on each part of the draws, and that mean on all of them."""
+        num_parts = len(part_grads)
+        share, total = weights.reshape(num_parts, -1), weights.mean()
+        means = (share * values.reshape(num_parts, -1)).mean(1)[:, None] / share.mean(1)[:, None]
+        mean, slope = weights @ values / weights.sum(), part_slopes.mean(0)
+        grad = (part_grads.mean(0) - mean * slope) / total
+        of_parts = (part_grads - means * part_slopes) / share.mean(1)[:, None]
+        return of_parts, cls(float(mean), float(total), slope, grad, weights)
 
+    @property
+    def effective(self) -> float:
+        """Effective share of the draws."""
+        return float(self.total**2 / np.mean(self.weights**2))
 
-def drawn_from(before: MeanField) -> MeanField:
-    """r: `before` with no value of a discrete latent much rarer than their number allows."""
-    # All rare values together then cost a share of the draws, whatever their number.
-    least = _RARE_DRAWS / num_staying_params(before)
-    groups = zip(before.layout.factors, before.group_params())
-    return before.replace(join([p if f.reparameterised else f.floored(p, least) for f, p in groups]))
+    def product(self, bent: np.ndarray, turned: np.ndarray, direction: np.ndarray) -> np.ndarray:
+        """The Hessian of N / D times `direction`, of those of N and D."""
+        across = self.slope * (self.grad @ direction) + self.grad * (self.slope @ direction)
+        return (bent - self.mean * turned - across) / self.total
 
-
-def follow(q: MeanField, r: MeanField, noise: Float[Array, " n"]) -> Draw:
-    """The draw of q that standard normal noise gives; of `r` in the factors that are not reparameterised."""
-    out, start = [], 0
-    for (factor, n), params, drawn in zip(_groups(q), q.group_params(), r.group_params()):
-        size = n if factor.reparameterised else n * factor.num_uniforms
-        part = noise[start : start + size]
-        if factor.reparameterised:
-            out.append(factor.from_normal(params, part))
-        else:
-            out.append(jax.lax.stop_gradient(factor.from_uniform(drawn, ndtr(part).reshape(n, factor.num_uniforms))))
-        start += size
-    return tuple(out)
-
-
-def staying_log_prob(q: MeanField, x: Draw) -> Float[Array, ""]:
-    """ln q of the factors that are not reparameterised."""
-    groups = zip(q.layout.factors, q.group_params(), x)
-    terms = [f.log_prob(p, v).sum() for f, p, v in groups if not f.reparameterised]
-    return sum(terms, jnp.zeros((), q.params.dtype))
-
-
-def exact_part(q: MeanField, before: MeanField) -> Float[Array, ""]:
-    """Of the ELBO: what needs no draws, H(q_x) - KL(q_z || q_before)."""
-    groups = zip(q.layout.factors, q.group_params(), before.group_params())
-    terms = [(f.entropy(p) if f.reparameterised else -f.kl(p, b)).sum() for f, p, b in groups]
-    return sum(terms, jnp.zeros((), q.params.dtype))
-
-
-def _groups(q: MeanField):
-    return zip(q.layout.factors, q.layout.counts, strict=True)
+    def terms(self, values: np.ndarray) -> np.ndarray:
+        """One number a draw whose mean is N / D to first order, so that means over small parts make sense."""
+        return self.mean + self.weights * (values - self.mean) / self.total

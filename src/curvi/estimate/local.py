@@ -2,17 +2,24 @@
 
     L(Gamma + p) ~ value + grad' p + p' curvature p / 2
 
-It is the waist of the library: estimators on one side, solvers, descents and controls on the other, each written once.
+It is the waist of the library: estimators on one side, solvers, descents and controls on the other, each written once,
+on the host (numpy) or inside of a program (JAX).
 """
+
+from typing import Any, Protocol
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Int
 
-from curvi.curvature import BlockDiagonal, Operator
+from curvi.curvature import Operator
+from curvi.estimate.noise import Noise
+from curvi.record.plain import register
+from curvi.record.pytree import pytree, static
 
 
+@register
 class Counts(eqx.Module):
     """Calls of the model, each counted per draw."""
 
@@ -27,7 +34,33 @@ class Counts(eqx.Module):
         return self if isinstance(other, int) and other == 0 else NotImplemented
 
 
-class LocalModel(eqx.Module):
+class Root(Protocol):
+    """L of a metric L L' of the parameters: |L'p|^2 / 2 is the length of a step p in nats."""
+
+    def solve(self, v) -> Any:
+        """L^-1 v: takes a gradient to whitened coordinates."""
+        ...
+
+    def solve_transpose(self, v) -> Any:
+        """L^-T v: takes a step back from whitened coordinates."""
+        ...
+
+
+class Products(Protocol):
+    """A symmetric matrix known by its products."""
+
+    def mv(self, v) -> Any: ...
+
+
+class Metric(Protocol):
+    """A positive definite metric of the parameters: the Fisher information of q, or what stands for it."""
+
+    def factorise(self) -> Root: ...
+
+
+@register
+@pytree
+class LocalModel:
     """Value, gradient and curvature of the ELBO at one q, with what is needed to judge their noise.
 
     Attributes
@@ -37,14 +70,13 @@ class LocalModel(eqx.Module):
     grad
         Gradient in the flat parameters.
     curvature
-        Hessian of the ELBO as an operator (`mv`, `dense`).
+        Hessian of the ELBO, by its products.
     fisher
         Fisher information of q: metric, preconditioner, fallback.
-    group_grads
-        K independent estimates of the gradient whose mean is `grad`; their spread is its noise. K = 1 says that the
-        noise is not known.
-    log_ratios
-        ln p - ln q of the draws behind `value`.
+    noise
+        What is known of the noise of `grad`.
+    draw_values
+        One number a draw, whose mean is `value` up to what is known exactly: ln p - ln q, or ln p.
     curvature_halves
         Two independent estimates of the curvature from half the draws each, or None where it has no noise worth the
         trouble.
@@ -54,45 +86,29 @@ class LocalModel(eqx.Module):
         Hessian-vector products of the log density per product with `curvature` (0 where the curvature is stored).
     """
 
-    value: Float[Array, ""]
-    value_se: Float[Array, ""]
-    grad: Float[Array, " P"]
-    curvature: Operator
-    fisher: BlockDiagonal
-    group_grads: Float[Array, "K P"]
-    log_ratios: Float[Array, " S"]
+    value: Any
+    value_se: Any
+    grad: Any
+    curvature: Products
+    fisher: Metric
+    noise: Noise
+    draw_values: Any
     counts: Counts
     curvature_halves: tuple[Operator, Operator] | None = None
-    calls_per_product: int = eqx.field(static=True, default=0)
+    calls_per_product: int = static(default=0)
+
+    def root(self) -> Root:
+        """The root of the metric in which steps are measured."""
+        return self.fisher.factorise()
+
+    def decrement(self, solve, x=None) -> tuple[Any, Any]:
+        """What is left to gain if the model holds, g'(-H)^-1 g / 2 less what the noise of g adds to it, and its
+        standard error; `solve` is the map (-H)^-1, `x` what it makes of the gradient, where that is known already.
+        """
+        x = solve(self.grad) if x is None else x
+        added, variance = self.noise.through(solve)
+        return (self.grad @ x - added) / 2, (self.noise.variance_along(x) + variance) ** 0.5
 
     def finite(self):
         """Whether value and gradient are finite."""
         return jnp.isfinite(self.value) & jnp.all(jnp.isfinite(self.grad))
-
-    def slope_variance(self, direction: Float[Array, " P"]) -> Float[Array, ""]:
-        """Estimated variance of grad' direction; infinite where one group of draws cannot tell."""
-        return variance_of_mean(self.group_grads @ direction)
-
-    def half_difference(self) -> Float[Array, " P"]:
-        """A vector with mean zero and the covariance of `grad`: half the difference of two half-sample gradients."""
-        count = self.group_grads.shape[0]
-        half = count // 2
-        if half == 0:
-            return jnp.full_like(self.grad, jnp.nan)
-        # One half, or a little less where an odd number of groups makes the halves unequal and their difference
-        # noisier.
-        share = (half * (count - half)) ** 0.5 / count
-        return share * (self.group_grads[:half].mean(0) - self.group_grads[half:].mean(0))
-
-
-def variance_of_mean(values: Float[Array, " K"]) -> Float[Array, ""]:
-    """Variance of the mean of K independent values, infinite for K = 1."""
-    count = values.shape[0]
-    if count < 2:
-        return jnp.full((), jnp.inf, values.dtype)
-    return jnp.var(values, ddof=1) / count
-
-
-def num_groups(num_units: int) -> int:
-    """Number of equal groups that independent units are gathered into for standard errors."""
-    return next(k for k in (8, 6, 5, 4, 3, 2, 1) if num_units % k == 0)

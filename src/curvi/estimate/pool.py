@@ -7,20 +7,30 @@ batch keeps bounded.
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
+import jax
 import numpy as np
 
+from curvi.family import Family
+from curvi.record.plain import register
+from curvi.record.pytree import pytree
 
-@dataclasses.dataclass
+# ln q and the whitened scores of each of the rows x.
+ScoresAt = Callable[[Family, Any], tuple[np.ndarray, np.ndarray]]
+
+
+@register
+@pytree
 class Batch:
-    """Draws of one q in working coordinates, one array a group of factors, with ln p, ln q and whitened scores."""
+    """Draws of one q in working coordinates, with ln p, ln q and whitened scores."""
 
-    q: object
-    x: tuple[np.ndarray, ...]
+    q: Family
+    x: Any
     log_p: np.ndarray
     log_q: np.ndarray
     scores: np.ndarray
-    worth: float = 1.0  # mean weight of its draws where the pool was last looked at from
+    worth: float = 1.0  # mean weight of its draws where the pool was last viewed from
 
     def __len__(self) -> int:
         return len(self.log_p)
@@ -29,7 +39,7 @@ class Batch:
         return np.isfinite(self.log_p) & np.isfinite(self.log_q) & np.all(np.isfinite(self.scores), 1)
 
     def only(self, rows) -> "Batch":
-        x = tuple(part[rows] for part in self.x)
+        x = jax.tree.map(lambda part: part[rows], self.x)
         return Batch(self.q, x, self.log_p[rows], self.log_q[rows], self.scores[rows])
 
 
@@ -46,59 +56,64 @@ class View:
         return float(self.weights.sum() ** 2 / np.sum(self.weights**2))
 
 
+@register
+@pytree
 class Pool:
-    """Batches, up to about `capacity` draws and `most` batches; those that weigh least go first, a draw or in all.
+    """Batches, and ln q of every batch's q at the draws of every batch: `log_q[asked][drawn]`."""
 
-    `look(q, x)` gives ln q and the whitened scores of the rows of x.
-    """
-
-    def __init__(self, look: Callable, capacity: int, most: int):
-        self.look, self.capacity, self.most = look, capacity, most
-        self.batches: list[Batch] = []
-        self.log_q: dict[tuple[int, int], np.ndarray] = {}  # by identity of the batch that drew and of the one asked
+    batches: tuple[Batch, ...] = ()
+    log_q: tuple[tuple[np.ndarray, ...], ...] = ()
 
     def __len__(self) -> int:
         return sum(len(batch) for batch in self.batches)
 
-    def add(self, batch: Batch) -> None:
-        self.batches.append(batch)
-        while len(self.batches) > self.most:
-            self._drop(min(self.batches[:-1], key=lambda old: old.worth * len(old)))
-        while len(self) > self.capacity and len(self.batches) > 1:
-            least = min(self.batches[:-1], key=lambda old: old.worth)
-            if len(self) - len(least) < self.capacity / 2:
+    def add(self, batch: Batch, scores_at: ScoresAt, capacity: int, most: int) -> "Pool":
+        """The pool with one more batch, kept to about `capacity` draws and `most` batches: those that weigh least go
+        first, in all or by the draw.
+        """
+        pool = self._with(batch, scores_at)
+        while len(pool.batches) > most:
+            pool = pool._without(min(range(len(pool.batches) - 1), key=lambda i: pool._weight(i)))
+        while len(pool) > capacity and len(pool.batches) > 1:
+            least = min(range(len(pool.batches) - 1), key=lambda i: pool.batches[i].worth)
+            if len(pool) - len(pool.batches[least]) < capacity / 2:
                 break  # a batch larger than all others: without it little would be left
-            self._drop(least)
+            pool = pool._without(least)
+        return pool
 
-    def _drop(self, batch: Batch) -> None:
-        self.batches = [kept for kept in self.batches if kept is not batch]
-        self.log_q = {key: value for key, value in self.log_q.items() if id(batch) not in key}
+    def _weight(self, index: int) -> float:
+        return self.batches[index].worth * len(self.batches[index])
 
-    def view(self, q, least: float = 1e-2) -> View:
-        """Rows whose weight, or weight times the square of their scores, is at least `least`."""
-        log_q, scores = self.look(q, _stack([batch.x for batch in self.batches]))
+    def _with(self, batch: Batch, scores_at: ScoresAt) -> "Pool":
+        others = [old.q for old in self.batches]
+        known = tuple((*row, scores_at(q, batch.x)[0]) for row, q in zip(self.log_q, others))
+        own = _split(scores_at(batch.q, _stack([b.x for b in self.batches]))[0], self.batches) if self.batches else ()
+        return Pool((*self.batches, batch), (*known, (*own, batch.log_q)))
+
+    def _without(self, index: int) -> "Pool":
+        drop = lambda items: tuple(item for i, item in enumerate(items) if i != index)  # noqa: E731
+        return Pool(drop(self.batches), tuple(drop(row) for row in drop(self.log_q)))
+
+    def view(self, q: Family, scores_at: ScoresAt, least: float = 1e-2) -> tuple["Pool", View]:
+        """Rows whose weight, or weight times the square of their scores, is at least `least`; and the pool, with what
+        each batch is worth from here.
+        """
+        log_q, scores = scores_at(q, _stack([batch.x for batch in self.batches]))
         log_p = np.concatenate([batch.log_p for batch in self.batches])
         shares = np.log([len(batch) / len(self) for batch in self.batches])
-        densities = np.stack([share + self._density(batch) for share, batch in zip(shares, self.batches)])
+        densities = np.stack([share + np.concatenate(row) for share, row in zip(shares, self.log_q)])
         weights = np.exp(log_q - np.logaddexp.reduce(densities, 0))
-        ends = np.cumsum([len(batch) for batch in self.batches])[:-1]
         # A rare value of a discrete factor has a small weight and a large score: it is what little is known of it.
         use = weights * np.maximum(1.0, np.mean(scores**2, 1))
-        for batch, part in zip(self.batches, np.split(use, ends)):
-            batch.worth = float(part.mean())
+        worths = [float(part.mean()) for part in _split(use, self.batches)]
+        batches = tuple(dataclasses.replace(b, worth=worth) for b, worth in zip(self.batches, worths))
         useful = use >= least
-        return View(scores[useful], (log_p - log_q)[useful], weights[useful])
+        return Pool(batches, self.log_q), View(scores[useful], (log_p - log_q)[useful], weights[useful])
 
-    def _density(self, asked: Batch) -> np.ndarray:
-        """ln q of one batch at the draws of all."""
-        missing = [b for b in self.batches if (id(b), id(asked)) not in self.log_q]
-        if missing:
-            log_q, _ = self.look(asked.q, _stack([b.x for b in missing]))
-            ends = np.cumsum([len(b) for b in missing])[:-1]
-            for b, part in zip(missing, np.split(log_q, ends)):
-                self.log_q[id(b), id(asked)] = part
-        return np.concatenate([self.log_q[id(b), id(asked)] for b in self.batches])
+
+def _split(values: np.ndarray, batches) -> tuple[np.ndarray, ...]:
+    return tuple(np.split(values, np.cumsum([len(batch) for batch in batches])[:-1]))
 
 
 def _stack(parts):
-    return tuple(np.concatenate(arrays) for arrays in zip(*parts))
+    return jax.tree.map(lambda *arrays: np.concatenate(arrays), *parts)

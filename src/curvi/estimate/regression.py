@@ -3,27 +3,25 @@
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from curvi.curvature import BlockDiagonal, BlockLowRank, DenseMatrix
 from curvi.curvature.blocks import split
 from curvi.estimate.draws import Independent
-from curvi.estimate.local import Counts, LocalModel, num_groups
+from curvi.estimate.local import Counts, LocalModel
+from curvi.estimate.noise import GroupNoise, num_groups
 from curvi.estimate.pairs import PairFit, PairLayout, fit_pairs
 from curvi.estimate.score import check_num_draws, draw_sample
-from curvi.family import MeanField
+from curvi.family import Family
 from curvi.model.target import AbstractTarget
+from curvi.record.plain import register
 
 
-def pair_layout(q: MeanField) -> PairLayout:
-    """The factor that each entry of the flat parameters belongs to."""
-    owner, first = [], 0
-    for factor, count in zip(q.layout.factors, q.layout.counts, strict=True):
-        owner.append(first + np.repeat(np.arange(count), factor.num_params))
-        first += count
-    return PairLayout(np.concatenate(owner))
+def pair_layout(q: Family) -> PairLayout:
+    """Which products of scores are pairs: those of parameters of different factors."""
+    return PairLayout(q.factor_of_param)
 
 
+@register
 class SecondOrderRegression(eqx.Module):
     """Gradient and Hessian of the ELBO by least squares of ln p - ln q on scores and products of scores.
 
@@ -45,7 +43,7 @@ class SecondOrderRegression(eqx.Module):
     def __check_init__(self):
         check_num_draws(self.num_draws, 4, "num_draws")
 
-    def __call__(self, target: AbstractTarget, q: MeanField, key) -> LocalModel:
+    def __call__(self, target: AbstractTarget, q: Family, key) -> LocalModel:
         if self.num_draws < q.num_params + 2:
             raise ValueError(
                 f"least squares on {q.num_params} scores needs more than {q.num_params + 1} draws; "
@@ -66,8 +64,8 @@ class SecondOrderRegression(eqx.Module):
             grad=grad,
             curvature=_curvature(found, fisher, factor, scores),
             fisher=fisher,
-            group_grads=_group_grads(found, factor, grad),
-            log_ratios=ratios,
+            noise=GroupNoise(_group_grads(found, factor, grad)),
+            draw_values=ratios,
             counts=Counts(log_density=self.num_draws),
             curvature_halves=self._halves(white, ratios, ones, layout, fisher, factor, scores),
         )

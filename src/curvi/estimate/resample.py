@@ -7,12 +7,12 @@ import numpy as np
 
 from curvi.estimate.psis import KHAT_DRAWS, smooth_weights
 from curvi.estimate.sampling import _CHUNK, _host_log_ratios, _log_ratio_chunks, sample
-from curvi.family import MeanField
+from curvi.family import Family
 from curvi.model.target import AbstractTarget
 
 
 def resample(
-    target: AbstractTarget, q: MeanField, key, num_draws: int, num_proposals: int | None = None
+    target: AbstractTarget, q: Family, key, num_draws: int, num_proposals: int | None = None
 ) -> dict[str, np.ndarray]:
     """Draws chosen by smoothed importance weights; see `Fit.resample`."""
     wanted = max(10 * num_draws, KHAT_DRAWS) if num_proposals is None else num_proposals

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from curvi.family import MeanField
+from curvi.family import Family
 from curvi.model.over_draws import map_draws, over_draws
 from curvi.model.target import AbstractTarget
 
@@ -30,7 +30,7 @@ def to_outputs(target, q, draws):
     return over_draws(target.outputs, len(jax.tree.leaves(draws)[0]))(one)(draws)
 
 
-def log_ratios(target: AbstractTarget, q: MeanField, key, num_draws: int) -> jax.Array:
+def log_ratios(target: AbstractTarget, q: Family, key, num_draws: int) -> jax.Array:
     """ln p - ln q of `num_draws` independent draws on the full data, in chunks so that memory does not grow with
     their number.
     """
@@ -68,8 +68,7 @@ def _log_ratio_chunks(target, q, keys):
 
     def one(key):
         x = q.sample(key)
-        theta, log_det = q.to_model(x)
-        return density(theta) + log_det - q.log_prob(x)
+        return q.log_joint(density, x) - q.log_prob(x)
 
     return jax.lax.map(over_draws(target, _CHUNK)(one), keys).reshape(-1)
 

@@ -17,11 +17,13 @@ import jax.numpy as jnp
 from curvi.curvature import BlockDiagonal, BlockLowRank, Sampled
 from curvi.estimate.control_variates import ControlVariate
 from curvi.estimate.draws import Draws, Independent
-from curvi.estimate.local import Counts, LocalModel, num_groups, variance_of_mean
-from curvi.family import MeanField
-from curvi.family.mean_field import Draw
+from curvi.estimate.local import Counts, LocalModel
+from curvi.estimate.noise import GroupNoise, num_groups, variance_of_mean
+from curvi.family import Family
+from curvi.family.base import Draw
 from curvi.model.over_draws import over_draws
 from curvi.model.target import AbstractTarget
+from curvi.record.plain import register
 
 _BATCHES = 8  # minibatches per estimate: enough to see batch noise in a standard error
 
@@ -40,7 +42,7 @@ class Sample(eqx.Module):
         return self.log_p.shape[0]
 
 
-def draw_sample(target: AbstractTarget, q: MeanField, key, num_draws: int, draws: Draws) -> Sample:
+def draw_sample(target: AbstractTarget, q: Family, key, num_draws: int, draws: Draws) -> Sample:
     """`num_draws` draws of q and their log densities; a minibatched target gives each eighth of them its own batch."""
     draws.check(q, num_draws)
     key_draw, key_batch = jax.random.split(key)
@@ -51,11 +53,7 @@ def draw_sample(target: AbstractTarget, q: MeanField, key, num_draws: int, draws
     def log_density(part, key):
         density = target.batch(key)
 
-        def one(draw):
-            theta, log_det = q.to_model(draw)
-            return density(theta) + log_det
-
-        return over_draws(target, num_draws)(one)(part)
+        return over_draws(target, num_draws)(lambda draw: q.log_joint(density, draw))(part)
 
     if batches == 1:
         log_p = log_density(x, key_batch)
@@ -78,7 +76,7 @@ def left_out_weights(r, unit: int, num_parts: int):
     return ((parts - baseline) / r.size).reshape(-1)
 
 
-def weighted_hessian(q: MeanField, x: Draw, weights) -> BlockDiagonal:
+def weighted_hessian(q: Family, x: Draw, weights) -> BlockDiagonal:
     """sum_i w_i D_i, block diagonal."""
     blocks = jax.vmap(q.hessian)(x).blocks
     return BlockDiagonal(tuple(jnp.tensordot(weights, b, axes=1) for b in blocks))
@@ -88,6 +86,7 @@ def _group_means(terms, groups: int):
     return terms.reshape(groups, -1, *terms.shape[1:]).mean(1)
 
 
+@register
 class PaperScore(eqx.Module):
     """The paper's estimator: weights ln p, entropy in closed form (equations 5 and 13, with the missing 1/T).
 
@@ -113,7 +112,7 @@ class PaperScore(eqx.Module):
         if self.num_gradient_draws is not None:
             check_num_draws(self.num_gradient_draws, 1, "num_gradient_draws")
 
-    def __call__(self, target: AbstractTarget, q: MeanField, key) -> LocalModel:
+    def __call__(self, target: AbstractTarget, q: Family, key) -> LocalModel:
         sample, gradient_sample, counts = _two_samples(self, target, q, key)
         scores = jax.vmap(q.score)(sample.x)
         weights = sample.log_p / sample.size
@@ -128,9 +127,11 @@ class PaperScore(eqx.Module):
         value = gradient_sample.log_p.mean() + q.entropy()
         value_se = jnp.sqrt(variance_of_mean(_group_means(gradient_sample.log_p, groups)))
         ratios = gradient_sample.log_p - gradient_sample.log_q
-        return LocalModel(value, value_se, group_grads.mean(0), curvature, q.fisher(), group_grads, ratios, counts)
+        noise = GroupNoise(group_grads)
+        return LocalModel(value, value_se, group_grads.mean(0), curvature, q.fisher(), noise, ratios, counts)
 
 
+@register
 class AnchoredScore(eqx.Module):
     """The anchored estimator: weights ln p - ln q with a leave-one-out baseline, Hessian anchored at -F.
 
@@ -150,7 +151,7 @@ class AnchoredScore(eqx.Module):
         if self.num_gradient_draws is not None:
             check_num_draws(self.num_gradient_draws, 2, "num_gradient_draws")
 
-    def __call__(self, target: AbstractTarget, q: MeanField, key) -> LocalModel:
+    def __call__(self, target: AbstractTarget, q: Family, key) -> LocalModel:
         sample, gradient_sample, counts = _two_samples(self, target, q, key)
         fisher = q.fisher()
         scores = jax.vmap(q.score)(sample.x)
@@ -174,7 +175,15 @@ class AnchoredScore(eqx.Module):
         group_grads = _group_means(terms, groups)
         value_se = jnp.sqrt(variance_of_mean(_group_means(ratios, groups)))
         return LocalModel(
-            ratios.mean(), value_se, group_grads.mean(0), curvature, fisher, group_grads, ratios, counts, halves
+            ratios.mean(),
+            value_se,
+            group_grads.mean(0),
+            curvature,
+            fisher,
+            GroupNoise(group_grads),
+            ratios,
+            counts,
+            halves,
         )
 
 
@@ -214,7 +223,7 @@ def _half_curvatures(q, fisher, sample: Sample, scores, weights):
 
 
 def fresh_hessians(
-    estimator: PaperScore | AnchoredScore, target: AbstractTarget, q: MeanField, mean, num_draws: int
+    estimator: PaperScore | AnchoredScore, target: AbstractTarget, q: Family, mean, num_draws: int
 ) -> Sampled:
     """`mean` with fresh unbiased copies of the Hessian, each from `num_draws` new draws (Scheme II, step 5)."""
     copy = type(estimator)(num_draws, None, Independent())

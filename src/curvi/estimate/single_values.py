@@ -12,30 +12,8 @@ A_v = b' s~(v) with b the coefficients of the scores of f. Nor is q_v needed apa
 
 import numpy as np
 
-from curvi.family import MeanField
-
 _MOST_NOISE = 4.0  # variance of A_v, in nats^2, beyond which nothing is known of it
 _MOST_WORTH = 500.0  # nats: larger ones overflow
-
-
-def every_value(q: MeanField, x: tuple[np.ndarray, ...]) -> tuple[tuple[np.ndarray, ...], np.ndarray] | None:
-    """Rows like the draw x, one with each value of each discrete factor, and that factor's index; None without any."""
-    rows, owner, first = [], [], 0
-    for group, (factor, count) in enumerate(zip(q.layout.factors, q.layout.counts)):
-        if (values := factor.values) is not None:
-            for at in range(count):
-                changed = np.repeat(x[group][None], len(values), 0)
-                changed[:, at] = values
-                rows.append((group, changed))
-            owner.append(np.repeat(first + np.arange(count), len(values)))
-        first += count
-    if not rows:
-        return None
-    parts = [
-        np.concatenate([changed if group == own else np.repeat(part[None], len(changed), 0) for own, changed in rows])
-        for group, part in enumerate(x)
-    ]
-    return tuple(parts), np.concatenate(owner)
 
 
 def gain_beyond(scores, row_owner, param_owner, linear, covariance) -> tuple[float, float]:

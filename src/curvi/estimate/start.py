@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from curvi.family import MeanField
+from curvi.family import Family
 from curvi.model.over_draws import over_draws
 from curvi.model.target import AbstractTarget
 
@@ -15,20 +15,19 @@ _TRIES_PER_SCALE = 8
 
 
 @eqx.filter_jit
-def _log_densities(target: AbstractTarget, q: MeanField, candidates, keys):
+def _log_densities(target: AbstractTarget, q: Family, candidates, keys):
     """ln p at draws of q under each row of candidate parameters: (candidates, draws)."""
     density = target.batch(keys[0])
 
     def one(params, key):
         moved = q.replace(params)
-        theta, log_det = moved.to_model(moved.sample(key))
-        return density(theta) + log_det
+        return moved.log_joint(density, moved.sample(key))
 
     each = over_draws(target, len(candidates) * len(keys))
     return each(lambda params: each(lambda key: one(params, key))(keys))(candidates)
 
 
-def find_start(target: AbstractTarget, q: MeanField, key) -> tuple[MeanField, int]:
+def find_start(target: AbstractTarget, q: Family, key) -> tuple[Family, int]:
     """q, or a nearby one from which every draw has a finite log density, and the number of calls spent.
 
     Raises ValueError, naming the latents, where none is found.

@@ -20,13 +20,16 @@ import jax.numpy as jnp
 
 from curvi.curvature import BlockDiagonal, BlockLowRank
 from curvi.estimate.draws import Antithetic, Draws
-from curvi.estimate.local import Counts, LocalModel, num_groups, variance_of_mean
+from curvi.estimate.local import Counts, LocalModel
+from curvi.estimate.noise import GroupNoise, num_groups, variance_of_mean
 from curvi.estimate.score import check_num_draws
-from curvi.family import MeanField
+from curvi.family import Family
 from curvi.model.over_draws import over_draws
 from curvi.model.target import AbstractTarget
+from curvi.record.plain import register
 
 
+@register
 class Stein(eqx.Module):
     """Gradient and Hessian from gradients of the log density; needs order 1 and reparameterised factors.
 
@@ -44,7 +47,7 @@ class Stein(eqx.Module):
     def __check_init__(self):
         check_num_draws(self.num_draws, 2, "num_draws")
 
-    def __call__(self, target: AbstractTarget, q: MeanField, key) -> LocalModel:
+    def __call__(self, target: AbstractTarget, q: Family, key) -> LocalModel:
         self.draws.check(q, self.num_draws)
         key_noise, key_batch = jax.random.split(key)
         unit = self.draws.unit(q, self.num_draws)
@@ -78,40 +81,22 @@ class Stein(eqx.Module):
             grad=group_grads.mean(0),
             curvature=curvature(slice(None)),
             fisher=fisher,
-            group_grads=group_grads,
-            log_ratios=ratios,
+            noise=GroupNoise(group_grads),
+            draw_values=ratios,
             counts=Counts(log_density=self.num_draws, gradient=self.num_draws),
             curvature_halves=(curvature(slice(0, cut)), curvature(slice(cut, None))) if cut else None,
         )
 
 
-def _one_draw(density, q: MeanField, e):
+def _one_draw(density, q: Family, e):
     """r, v, the score, and the blocks (grad_x r) C of one draw."""
 
     def log_ratio(x):
-        theta, log_det = q.to_model(x)
-        return density(theta) + log_det - q.log_prob(x)
+        return q.log_joint(density, x) - q.log_prob(x)
 
     x, pull_back = jax.vjp(lambda p: q.replace(p).from_normal(e), q.params)
     ratio, slope = jax.value_and_grad(log_ratio)(x)
-    blocks, start = [], 0
-    for factor, params, part in zip(q.layout.factors, q.group_params(), slope):
-        count = params.shape[0]
-        turned = jax.vmap(lambda p, u, factor=factor: _turning(factor, p, u))(params, e[start : start + count])
-        blocks.append(part[:, None, None] * turned)
-        start += count
-    return ratio, pull_back(slope)[0], q.score(x), tuple(blocks)
-
-
-def _turning(factor, params, e):
-    """C of one factor: how J changes with the parameters while x stays."""
-
-    def path(p, u):
-        return factor.from_normal(p[None], u[None])[0]
-
-    by_params, by_noise = jax.grad(path, (0, 1))(params, e)
-    mixed = jax.jacfwd(jax.grad(path), 1)(params, e)
-    return jax.hessian(path)(params, e) - jnp.outer(mixed, by_params) / by_noise
+    return ratio, pull_back(slope)[0], q.score(x), q.stein_blocks(e, slope).blocks
 
 
 def _left_out(v, unit: int):

@@ -1,4 +1,5 @@
-"""Factorised variational families."""
+"""Variational families: what q may be."""
 
+from curvi.family.base import Family as Family
 from curvi.family.factor import Factor as Factor
 from curvi.family.mean_field import MeanField as MeanField

@@ -15,6 +15,7 @@ from curvi.family import student_t
 from curvi.family.factor import Factor
 from curvi.family.quantile import continuous_quantile
 from curvi.model import support as supports
+from curvi.record.plain import register
 
 _LOG_2PI_E = 2.8378770664093453  # log(2 pi e)
 _START_LOG_SCALE = -2.0  # small enough that exponential links stay finite, large enough to feel curvature
@@ -61,6 +62,7 @@ def _normal_from_natural(natural):
     return jnp.stack([natural[..., 0] / precision, -jnp.log(precision) / 2], -1)
 
 
+@register
 @dataclasses.dataclass(frozen=True)
 class Normal(Factor):
     """Normal(mu, sigma), gamma = (mu, log sigma). A constrained latent has it pushed through numpyro's `biject_to`."""
@@ -92,6 +94,7 @@ class Normal(Factor):
         return self.from_normal(params, ndtri(u[..., 0]))
 
 
+@register
 @dataclasses.dataclass(frozen=True)
 class LogNormal(Factor):
     """exp of a Normal(mu, sigma), on a positive latent itself; gamma = (mu, log sigma)."""
@@ -131,6 +134,7 @@ class LogNormal(Factor):
         return self.from_normal(params, ndtri(u[..., 0]))
 
 
+@register
 @dataclasses.dataclass(frozen=True)
 class StudentT(Factor):
     """Student-t(df, mu, sigma) with gamma = (mu, log sigma, log(df - 4)).
@@ -178,6 +182,7 @@ class StudentT(Factor):
         return params[..., 0] + jnp.exp(params[..., 1]) * jnp.where(u < 0.5, -size, size)
 
 
+@register
 @dataclasses.dataclass(frozen=True)
 class Gamma(Factor):
     """Gamma(shape a, rate b), gamma = (log a, log b), on a positive latent."""
@@ -212,6 +217,7 @@ class Gamma(Factor):
         return continuous_quantile(self.distribution(params).cdf, jnp.exp, u[..., 0], -80.0, 80.0)
 
 
+@register
 @dataclasses.dataclass(frozen=True)
 class Beta(Factor):
     """Beta(a, b), gamma = (log a, log b), on the unit interval."""
@@ -248,6 +254,7 @@ class Beta(Factor):
         return continuous_quantile(self.distribution(params).cdf, jax.nn.sigmoid, u[..., 0], -80.0, 40.0)
 
 
+@register
 @dataclasses.dataclass(frozen=True)
 class Dirichlet(Factor):
     """Dirichlet(a_1, ..., a_K), gamma = log a, on a simplex. K is read off the latent's last axis."""

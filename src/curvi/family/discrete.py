@@ -12,6 +12,7 @@ from curvi.family.continuous import _known
 from curvi.family.factor import Factor
 from curvi.family.quantile import count_quantile
 from curvi.model import support as supports
+from curvi.record.plain import register
 
 _START_LOGIT = (
     0.5  # how far the start leans towards the given value: enough to break symmetry, little enough to stay undecided
@@ -23,6 +24,7 @@ def _least_log_probability(dtype) -> float:
     return -11.5 if jnp.finfo(dtype).bits < 64 else -18.5
 
 
+@register
 @dataclasses.dataclass(frozen=True)
 class Bernoulli(Factor):
     """Bernoulli with gamma = logit, on a boolean latent."""
@@ -64,16 +66,16 @@ class Bernoulli(Factor):
     def values(self):
         return range(2)
 
-    def widened(self, params, share):
+    def flattened(self, params, share):
         p = (1 - share) * jax.nn.sigmoid(params / 2) + share / 2
         return jnp.log(p) - jnp.log1p(-p)
 
-    def farthest(self, dtype):
+    def max_abs_param(self, dtype):
         return -_least_log_probability(dtype)
 
-    def floored(self, params, least):
-        farthest = np.log(1 / least - 1)
-        return jnp.clip(params, -farthest, farthest)
+    def with_min_probability(self, params, least):
+        max_abs_param = np.log(1 / least - 1)
+        return jnp.clip(params, -max_abs_param, max_abs_param)
 
     def from_natural(self, natural):
         least = _least_log_probability(natural.dtype)
@@ -86,6 +88,7 @@ class Bernoulli(Factor):
         return (u[..., 0] > jax.nn.sigmoid(-params[..., 0])).astype(jnp.int32)
 
 
+@register
 @dataclasses.dataclass(frozen=True)
 class Categorical(Factor):
     """Categorical over K integers from `lowest` on, gamma = K - 1 logits against the first one.
@@ -141,14 +144,14 @@ class Categorical(Factor):
     def values(self):
         return range(self.lowest, self.lowest + _known(self.size))
 
-    def widened(self, params, share):
+    def flattened(self, params, share):
         p = (1 - share) * jax.nn.softmax(self._logits(params) / 2, -1) + share / _known(self.size)
         return jnp.log(p[..., 1:]) - jnp.log(p[..., :1])
 
-    def farthest(self, dtype):
+    def max_abs_param(self, dtype):
         return -_least_log_probability(dtype)
 
-    def floored(self, params, least):
+    def with_min_probability(self, params, least):
         return self._at_least(params, np.log(least))
 
     def from_natural(self, natural):
@@ -176,6 +179,7 @@ class Categorical(Factor):
         return p @ values**2 - (p @ values) ** 2
 
 
+@register
 @dataclasses.dataclass(frozen=True)
 class Poisson(Factor):
     """Poisson(rate), gamma = log rate, on counts.

@@ -81,11 +81,11 @@ class Factor(ABC):
         """KL(q || q_other) of each factor."""
         return kl_divergence(self.distribution(params), self.distribution(other))
 
-    def farthest(self, dtype) -> float:
+    def max_abs_param(self, dtype) -> float:
         """How far from zero parameters may be; beyond, nothing would change."""
         return np.inf
 
-    def floored(self, params: Float[Array, "n k"], least: float) -> Float[Array, "n k"]:
+    def with_min_probability(self, params: Float[Array, "n k"], least: float) -> Float[Array, "n k"]:
         """A factor whose values all have about this probability at least; where values are finitely many."""
         return params
 
@@ -135,7 +135,7 @@ class Factor(ABC):
         """The values of a draw where these are finitely many integers."""
         return None
 
-    def widened(self, params: Float[Array, "n k"], share: float) -> Float[Array, "n k"]:
+    def flattened(self, params: Float[Array, "n k"], share: float) -> Float[Array, "n k"]:
         """A factor that draws rare values more often: this `share` of its draws is uniform; only where `values`."""
         return params
 

@@ -2,52 +2,35 @@
 
 An instance is its parameters: one flat vector Gamma plus a static layout. Equal factors of all latents form one
 vectorised group. A draw x is a tuple with one array (n, *event) per group, in *working* coordinates: the factor's own
-support, before any bijection. Methods take one draw; `vmap` gives many.
+support, before any bijection.
 """
 
-import dataclasses
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.scipy.special import ndtr
 from jaxtyping import Array, Float
-from numpyro.distributions import biject_to
 
 from curvi.curvature.blocks import BlockDiagonal, join, split
+from curvi.family.base import Family
 from curvi.family.continuous import Normal
-from curvi.family.discrete import Bernoulli, Categorical, Poisson
 from curvi.family.factor import Factor
-from curvi.model import support as supports
+from curvi.family.layout import Layout, describe, lay_out
+from curvi.family.path import DirectPath, NormalPath, Path
 from curvi.model.latents import Latent
 from curvi.model.target import AbstractTarget
+from curvi.record.plain import register
 
 Draw = tuple[Array, ...]
+_RARE_DRAWS = 0.25  # of all draws: what the rarest values of all discrete factors together may cost
 
 
-@dataclasses.dataclass(frozen=True)
-class Slot:
-    """Where one latent lives: `count` factors of a group from `start` on; pushed through a bijection or not."""
-
-    latent: Latent
-    group: int
-    start: int
-    count: int
-    pushed: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class Layout:
-    """Static structure of a mean field: a factor and a count per group, a slot per latent."""
-
-    factors: tuple[Factor, ...]
-    counts: tuple[int, ...]
-    slots: tuple[Slot, ...]
-
-
-class MeanField(eqx.Module):
+@register
+class MeanField(Family):
     """A factorised variational distribution over the latents of a target.
 
     Parameters
@@ -63,36 +46,12 @@ class MeanField(eqx.Module):
     layout: Layout = eqx.field(static=True)
 
     def __init__(self, target: AbstractTarget, factors: Mapping[str, Factor] | None = None):
-        chosen = dict(factors or {})
-        names = [latent.name for latent in target.latents]
-        if unknown := sorted(set(chosen) - set(names)):
-            raise ValueError(
-                f"factors names latents that the target does not have: {', '.join(unknown)}; it has {', '.join(names)}"
-            )
-        grouped: dict[Factor, int] = {}
-        counts: list[int] = []
-        slots, starts = [], []
-        for latent in target.latents:
-            factor = _resolve(latent, chosen.get(latent.name))
-            pushed = factor.real_line and not supports.is_real(latent.support)
-            value = target.init[latent.name]
-            working = supports.to_real(latent.support, value) if pushed else np.asarray(value)
-            working = working.reshape(-1, *factor.event_shape)
-            with np.errstate(all="ignore"):  # what is not finite is refused by name
-                params = _inside(factor.start(working).astype(target.dtype), latent)
-            group = grouped.setdefault(factor, len(grouped))
-            if group == len(counts):
-                counts.append(0)
-                starts.append([])
-            slots.append(Slot(latent, group, counts[group], working.shape[0], pushed))
-            counts[group] += working.shape[0]
-            starts[group].append(params)
-        self.layout = Layout(tuple(grouped), tuple(counts), tuple(slots))
-        self.params = jax.device_put(np.concatenate([part.ravel() for parts in starts for part in parts]))
+        self.layout, params = lay_out(target, dict(factors or {}))
+        self.params = jax.device_put(params)
 
     @classmethod
     def assemble(cls, params: Float[Array, " P"], layout: Layout) -> "MeanField":
-        """The q with these parts, as a file holds them."""
+        """The q with these parts."""
         made = object.__new__(cls)
         object.__setattr__(made, "params", params)
         object.__setattr__(made, "layout", layout)
@@ -101,115 +60,105 @@ class MeanField(eqx.Module):
     # -- parameters ---------------------------------------------------------------------------------------------------
 
     @property
-    def num_params(self) -> int:
-        return self.params.shape[0]
+    def latents(self) -> tuple[Latent, ...]:
+        return self.layout.latents
 
     @property
-    def num_uniforms(self) -> int:
-        """Uniform numbers per draw: the dimension of quasi-random points."""
-        return sum(f.num_uniforms * n for f, n in self._groups())
-
-    @property
-    def num_factors(self) -> int:
-        return sum(self.layout.counts)
+    def noise_size(self) -> int:
+        return sum(f.num_uniforms * n for f, n in self.layout.groups)
 
     @property
     def reparameterised(self) -> bool:
         return all(factor.reparameterised for factor in self.layout.factors)
 
-    def replace(self, params: Float[Array, " P"]) -> "MeanField":
-        return eqx.tree_at(lambda q: q.params, self, params)
-
     def onto(self, target: AbstractTarget) -> "MeanField":
-        """The same q over the latents of another target with the same names, shapes, types and supports."""
-        own = tuple(slot.latent for slot in self.layout.slots)
-        if own == target.latents:
+        if self.latents == target.latents:
             return self
-        for latent, other in itertools.zip_longest(own, target.latents):
-            if latent is None or other is None or _describe(latent) != _describe(other):
+        for latent, other in itertools.zip_longest(self.latents, target.latents):
+            if latent is None or other is None or describe(latent) != describe(other):
                 raise ValueError(
-                    f"q has {_describe(latent)} where the target has {_describe(other)}: it belongs to another model"
+                    f"q has {describe(latent)} where the target has {describe(other)}: it belongs to another model"
                 )
-        factors = {slot.latent.name: self.layout.factors[slot.group] for slot in self.layout.slots}
-        return MeanField(target, factors).replace(self.params)
+        return self.rebound({latent.name: latent for latent in target.latents})
 
-    def _groups(self):
-        return zip(self.layout.factors, self.layout.counts, strict=True)
+    def rebound(self, latents: Mapping[str, Latent]) -> "MeanField":
+        return MeanField.assemble(self.params, self.layout.rebound(latents))
 
     def split(self, v: Float[Array, " P"]) -> list[Float[Array, "n k"]]:
         """A vector like the parameters, cut into one array a group."""
-        shapes = [jax.ShapeDtypeStruct((n, f.num_params, f.num_params), v.dtype) for f, n in self._groups()]
+        shapes = [jax.ShapeDtypeStruct((n, f.num_params, f.num_params), v.dtype) for f, n in self.layout.groups]
         return split(v, tuple(shapes))  # type: ignore[arg-type]
 
     def group_params(self) -> list[Float[Array, "n k"]]:
         """The parameters of each group of equal factors."""
         return self.split(self.params)
 
+    def _with_params(self):
+        return list(zip(self.layout.factors, self.group_params()))
+
+    def move(self, whitened_step):
+        """Along a straight line in the natural parameters of each factor where that is valid.
+
+        There a unit step of the natural gradient ends at the best factor given the others, if that lies in the family.
+        Elsewhere, and where the line leaves the family, the line is straight in the factor's own parameters.
+        """
+        direction = self.fisher().factorise().solve_transpose(whitened_step)
+        parts = []
+        for (factor, params), along in zip(self._with_params(), self.split(direction)):
+            natural, slope = jax.jvp(factor.natural, (params,), (along,))
+            moved = factor.from_natural(natural + slope)
+            valid = jnp.all(jnp.isfinite(moved), -1, keepdims=True)
+            parts.append(jnp.where(valid, moved, params + along))
+        return self.replace(join(parts))
+
     # -- draws --------------------------------------------------------------------------------------------------------
 
     def sample(self, key) -> Draw:
         """One independent draw in working coordinates."""
         keys = jax.random.split(key, len(self.layout.factors))
-        return tuple(f.sample(k, p) for f, p, k in zip(self.layout.factors, self.group_params(), keys))
+        return tuple(f.sample(k, p) for (f, p), k in zip(self._with_params(), keys))
+
+    def _cut(self, noise):
+        """Noise, or uniform numbers, of each group as (n, numbers of one factor)."""
+        ends = np.cumsum([0, *(f.num_uniforms * n for f, n in self.layout.groups)])
+        return [noise[a:b].reshape(n, -1) for a, b, n in zip(ends, ends[1:], self.layout.counts)]
 
     def from_uniform(self, u: Float[Array, " U"]) -> Draw:
         """The draw that these uniform numbers give, monotone in each of them."""
-        out, start = [], 0
-        for (factor, n), params in zip(self._groups(), self.group_params()):
-            size = n * factor.num_uniforms
-            out.append(factor.from_uniform(params, u[start : start + size].reshape(n, factor.num_uniforms)))
-            start += size
-        return tuple(out)
+        return tuple(f.from_uniform(p, part) for (f, p), part in zip(self._with_params(), self._cut(u)))
 
     def from_normal(self, noise: Float[Array, " n"]) -> Draw:
-        """The draw that this standard normal noise gives, twice differentiable in the parameters."""
-        out, start = [], 0
-        for (factor, n), params in zip(self._groups(), self.group_params()):
-            out.append(factor.from_normal(params, noise[start : start + n]))
-            start += n
-        return tuple(out)
+        """The draw that this noise gives, twice differentiable in the parameters where `reparameterised`."""
+        return self.follow(self, noise)
 
     def to_model(self, x: Draw) -> tuple[dict[str, Array], Float[Array, ""]]:
-        """The dict of latents on the model's supports, and the log Jacobian of the bijections."""
-        theta, log_det = {}, jnp.zeros((), self.params.dtype)
-        for slot in self.layout.slots:
-            latent = slot.latent
-            part = x[slot.group][slot.start : slot.start + slot.count]
-            if slot.pushed:
-                transform = biject_to(latent.support)
-                part = part.reshape(transform.inverse_shape(latent.shape))
-                value = transform(part)
-                # Some of numpyro's bijections count in JAX's default floating-point type.
-                log_det = log_det + jnp.sum(transform.log_abs_det_jacobian(part, value)).astype(log_det.dtype)
-            else:
-                value = part.reshape(latent.shape)
-            theta[latent.name] = value.astype(latent.dtype)
-        return theta, log_det
+        return self.layout.to_model(x, self.params.dtype)
+
+    def path(self) -> Path:
+        normal = all(isinstance(factor, Normal) for factor in self.layout.factors)
+        return NormalPath(self.noise_size) if normal else DirectPath(self.num_params)
 
     # -- densities ----------------------------------------------------------------------------------------------------
 
     def log_prob(self, x: Draw) -> Float[Array, ""]:
         """ln q in working coordinates."""
-        terms = [f.log_prob(p, v).sum() for f, p, v in zip(self.layout.factors, self.group_params(), x)]
-        return sum(terms, jnp.zeros((), self.params.dtype))
+        return self._sum(f.log_prob(p, v) for (f, p), v in zip(self._with_params(), x))
+
+    def _sum(self, terms):
+        return sum((term.sum() for term in terms), jnp.zeros((), self.params.dtype))
 
     def score(self, x: Draw) -> Float[Array, " P"]:
-        """s = grad_Gamma ln q(x)."""
-        return join([f.score(p, v) for f, p, v in zip(self.layout.factors, self.group_params(), x)])
+        return join([f.score(p, v) for (f, p), v in zip(self._with_params(), x)])
 
     def hessian(self, x: Draw) -> BlockDiagonal:
         """D = hess_Gamma ln q(x), block diagonal (paper, equation 11)."""
-        return BlockDiagonal(tuple(f.hessian(p, v) for f, p, v in zip(self.layout.factors, self.group_params(), x)))
+        return BlockDiagonal(tuple(f.hessian(p, v) for (f, p), v in zip(self._with_params(), x)))
 
     def entropy(self) -> Float[Array, ""]:
-        """H(q) in working coordinates."""
-        terms = [f.entropy(p).sum() for f, p in zip(self.layout.factors, self.group_params())]
-        return sum(terms, jnp.zeros((), self.params.dtype))
+        return self._sum(f.entropy(p) for f, p in self._with_params())
 
     def entropy_gradient(self) -> Float[Array, " P"]:
-        return join(
-            [jax.grad(lambda p, f=f: f.entropy(p).sum())(p) for f, p in zip(self.layout.factors, self.group_params())]
-        )
+        return join([jax.grad(lambda p, f=f: f.entropy(p).sum())(p) for f, p in self._with_params()])
 
     def entropy_hessian(self) -> BlockDiagonal:
         """hess_Gamma H(q), block diagonal (paper, equation 12)."""
@@ -217,58 +166,196 @@ class MeanField(eqx.Module):
         def block(factor):
             return jax.vmap(jax.hessian(lambda p: factor.entropy(p[None])[0]))
 
-        return BlockDiagonal(tuple(block(f)(p) for f, p in zip(self.layout.factors, self.group_params())))
+        return BlockDiagonal(tuple(block(f)(p) for f, p in self._with_params()))
 
     def fisher(self) -> BlockDiagonal:
         """F = E[s s'], block diagonal and positive definite."""
-        return BlockDiagonal(tuple(f.fisher(p) for f, p in zip(self.layout.factors, self.group_params())))
+        return BlockDiagonal(tuple(f.fisher(p) for f, p in self._with_params()))
+
+    @property
+    def has_stein_blocks(self) -> bool:
+        return self.reparameterised
+
+    def stein_blocks(self, noise, slope) -> BlockDiagonal:
+        blocks = []
+        for (factor, params), part, e in zip(self._with_params(), slope, self._cut(noise)):
+            turned = jax.vmap(lambda p, u, factor=factor: _turning(factor, p, u))(params, e[:, 0])
+            blocks.append(part[:, None, None] * turned)
+        return BlockDiagonal(tuple(blocks))
+
+    # -- draws of which a part follows the parameters -----------------------------------------------------------------
+
+    @property
+    def pathwise_columns(self) -> np.ndarray:
+        return np.concatenate([np.full(n * f.num_uniforms, f.reparameterised) for f, n in self.layout.groups])
+
+    @property
+    def pathwise_params(self) -> np.ndarray:
+        return np.concatenate([np.full(n * f.num_params, f.reparameterised) for f, n in self.layout.groups])
+
+    def follow(self, drawn: "MeanField", noise) -> Draw:
+        out = []
+        for (factor, params), other, part in zip(self._with_params(), drawn.group_params(), self._cut(noise)):
+            if factor.reparameterised:
+                out.append(factor.from_normal(params, part[:, 0]))
+            else:
+                out.append(jax.lax.stop_gradient(factor.from_uniform(other, ndtr(part))))
+        return tuple(out)
+
+    def weighed_log_prob(self, x: Draw) -> Float[Array, ""]:
+        return self._sum(f.log_prob(p, v) for (f, p), v in zip(self._with_params(), x) if not f.reparameterised)
+
+    def exact_part(self, before: "MeanField") -> Float[Array, ""]:
+        groups = zip(self._with_params(), before.group_params())
+        return self._sum(f.entropy(p) if f.reparameterised else -f.kl(p, b) for (f, p), b in groups)
+
+    def with_min_probability(self) -> "MeanField":
+        # All rare values together then cost a share of the draws, whatever their number.
+        least = _RARE_DRAWS / max(self.num_score_params, 1)
+        groups = self._with_params()
+        return self.replace(join([p if f.reparameterised else f.with_min_probability(p, least) for f, p in groups]))
+
+    def max_abs_params(self) -> np.ndarray:
+        dtype = self.params.dtype
+        return np.concatenate([np.full(n * f.num_params, f.max_abs_param(dtype)) for f, n in self.layout.groups])
+
+    @property
+    def latents_without_path(self) -> tuple[str, ...]:
+        return tuple(sorted(n for n, f in self.layout.factors_by_name().items() if not f.reparameterised))
+
+    @property
+    def latents_without_kl(self) -> tuple[str, ...]:
+        factors = self.layout.factors_by_name()
+        return tuple(name for name in self.latents_without_path if not factors[name].has_kl)
+
+    # -- structure ----------------------------------------------------------------------------------------------------
+
+    @property
+    def factor_of_param(self) -> np.ndarray:
+        owner, first = [], 0
+        for factor, count in self.layout.groups:
+            owner.append(first + np.repeat(np.arange(count), factor.num_params))
+            first += count
+        return np.concatenate(owner)
+
+    def flattened(self) -> "MeanField":
+        share = self._uniform_share()
+        return self.replace(join([f.flattened(p, share) for f, p in self._with_params()]))
+
+    @property
+    def num_rare_draws(self) -> int:
+        most = max((len(factor.values) for factor in self.layout.factors if factor.values is not None), default=0)
+        return int(np.ceil(most / self._uniform_share()))
+
+    def _uniform_share(self) -> float:
+        return 1 / max(2, sum(count for factor, count in self.layout.groups if factor.values is not None))
+
+    def every_value(self, x: Draw) -> tuple[tuple[np.ndarray, ...], np.ndarray] | None:
+        rows, owner, first = [], [], 0
+        for group, (factor, count) in enumerate(self.layout.groups):
+            if (values := factor.values) is not None:
+                for at in range(count):
+                    changed = np.repeat(np.asarray(x[group])[None], len(values), 0)
+                    changed[:, at] = values
+                    rows.append((group, changed))
+                owner.append(np.repeat(first + np.arange(count), len(values)))
+            first += count
+        if not rows:
+            return None
+        parts = [
+            np.concatenate([new if group == own else np.repeat(part[None], len(new), 0) for own, new in rows])
+            for group, part in enumerate(map(np.asarray, x))
+        ]
+        return tuple(parts), np.concatenate(owner)
+
+    @property
+    def separable(self) -> bool:
+        return True
+
+    def part(self, names: Iterable[str]) -> "MeanField":
+        layout = self.layout.subset(set(names))
+        blank = MeanField.assemble(jnp.zeros(layout.num_params, self.params.dtype), layout)
+        return blank.with_parts({latent.name: self.params_of(latent.name) for latent in layout.latents})
+
+    def with_parts(self, params: dict[str, np.ndarray]) -> "MeanField":
+        whole, places = np.array(self.params), self.layout.parameter_slices()
+        for name, values in params.items():
+            whole[places[name]] = values
+        return self.replace(jnp.asarray(whole))
 
     # -- names --------------------------------------------------------------------------------------------------------
 
     def parameter_slices(self) -> dict[str, slice]:
         """Where in the flat vector the parameters of each latent stand."""
-        offsets, start = [], 0
-        for factor, n in self._groups():
-            offsets.append(start)
-            start += n * factor.num_params
-        out = {}
+        return self.layout.parameter_slices()
+
+    def params_of(self, name: str) -> np.ndarray:
+        return np.asarray(self.params)[self.layout.parameter_slices()[name]]
+
+    def elements(self) -> list[str]:
+        return self._named(lambda slot, index, _: slot.element(index))
+
+    def parameter_labels(self) -> list[str]:
+        """ "a[0]" for the location of a factor, "spread of a[0]" for its scale.
+
+        Where a bijection mixes the elements of a latent (a simplex), its unconstrained coordinates are counted:
+        "a~[0]".
+        """
+
+        def label(slot, index, number):
+            shape = slot.working_shape
+            name = slot.latent.name if shape == slot.latent.shape else f"{slot.latent.name}~"
+            at = f"{name}[{','.join(map(str, np.unravel_index(index, shape)))}]" if shape else name
+            if not self.layout.factor_of(slot).reparameterised:
+                return f"parameter {number} of {at}"
+            return f"spread of {at}" if number else at
+
+        return self._named(label)
+
+    def _named(self, label) -> list[str]:
+        """`label(slot, index of the element, number of the parameter in its factor)` of every parameter."""
+        labels = [""] * self.num_params
+        places = self.layout.parameter_slices()
         for slot in self.layout.slots:
-            k = self.layout.factors[slot.group].num_params
-            begin = offsets[slot.group] + slot.start * k
-            out[slot.latent.name] = slice(begin, begin + slot.count * k)
-        return out
+            k = self.layout.factor_of(slot).num_params
+            for index in range(slot.count):
+                for number in range(k):
+                    labels[places[slot.latent.name].start + index * k + number] = label(slot, index, number)
+        return labels
+
+    def by_noise_column(self, weights: np.ndarray) -> np.ndarray | None:
+        if len(weights) != sum(self.layout.counts):
+            return None
+        ends = np.cumsum([0, *self.layout.counts])
+        parts = [np.repeat(weights[a:b], f.num_params) for a, b, f in zip(ends, ends[1:], self.layout.factors)]
+        return np.concatenate(parts)
+
+    def location_params(self) -> np.ndarray:
+        """All but the spreads of factors that have one."""
+        moves = []
+        for factor, n in self.layout.groups:
+            has_spread = factor.real_line or factor.reparameterised
+            moves.append(np.tile(np.arange(factor.num_params) < (1 if has_spread else factor.num_params), n))
+        return np.concatenate(moves)
+
+    def largest_exponent(self) -> float:
+        """ln scales, and draws of the latents that a bijection takes to their supports."""
+        largest = -np.inf
+        for slot in self.layout.slots:
+            if not isinstance(self.layout.factor_of(slot), Normal):
+                continue
+            mean, log_scale = np.asarray(self.params_of(slot.latent.name), np.float64).reshape(-1, 2).T
+            reached = np.max(np.abs(mean) + 3 * np.exp(log_scale)) if slot.pushed else -np.inf
+            largest = max(largest, float(log_scale.max()), float(reached))
+        return largest
 
 
-def _describe(latent: Latent | None) -> str:
-    if latent is None:
-        return "no further latent"
-    return f"'{latent.name}' of shape {latent.shape}, {latent.dtype}, {supports.describe(latent.support)}"
+def _turning(factor, params, e):
+    """T_GG - T_Ge T_G' / T_e of one factor: how J changes with the parameters while x stays."""
 
+    def path(p, u):
+        return factor.from_normal(p[None], u[None])[0]
 
-def _resolve(latent: Latent, factor: Factor | None) -> Factor:
-    if factor is not None:
-        if not isinstance(factor, Factor):
-            raise ValueError(f"the factor of latent '{latent.name}' must be one of curvi.factors; got {factor!r}")
-        resolved = factor.resolve(latent.support, latent.shape)
-        if resolved is None:
-            raise factor.misfit(latent.name, latent.support)
-        return resolved
-    defaults = (Bernoulli(), Categorical(), Poisson()) if latent.discrete else (Normal(),)
-    for candidate in defaults:
-        if (resolved := candidate.resolve(latent.support, latent.shape)) is not None:
-            return resolved
-    raise ValueError(
-        f"latent '{latent.name}' has support {supports.describe(latent.support)}, for which there is no factor; "
-        "use a boolean, bounded integer, count or continuous support, or marginalise the latent out of the model"
-    )
-
-
-def _inside(params, latent: Latent):
-    """The start parameters, refused where `init` lies on the edge of its support (0 for a positive latent)."""
-    # A host-side check: jnp's would compile two small programs per latent.
-    if np.all(np.isfinite(np.asarray(params))):
-        return params
-    raise ValueError(
-        f"init of latent '{latent.name}' lies on the edge of its support ({supports.describe(latent.support)}); "
-        "give a start strictly inside"
-    )
+    by_params, by_noise = jax.grad(path, (0, 1))(params, e)
+    mixed = jax.jacfwd(jax.grad(path), 1)(params, e)
+    return jax.hessian(path)(params, e) - jnp.outer(mixed, by_params) / by_noise

@@ -3,12 +3,14 @@
 from typing import Any
 
 from curvi.estimate import AnchoredScore, PaperScore
-from curvi.methods.base import Method
 from curvi.methods.second_order import Safeguard, literal_step, newton_descent, safe_step, start_state
+from curvi.methods.stepwise import StepMethod
+from curvi.record.plain import register
 from curvi.solve import Dense
 
 
-class Algorithm0(Method):
+@register
+class Algorithm0(StepMethod):
     """Newton's method on Monte Carlo estimates of gradient (equation 5) and Hessian (equation 13), solved densely.
 
     Costs O(S P^2) to form the Hessian and O(P^3) to solve, P variational parameters: the reference for small problems.
@@ -35,7 +37,7 @@ class Algorithm0(Method):
         """The algorithm as printed: S and T draws, weights ln p, full steps with an unmodified Hessian."""
         return cls(PaperScore(num_draws, num_gradient_draws), Dense(), None, step_length)
 
-    def init(self, target, q, key):
+    def start(self, target, q, key):
         return start_state(self.estimator, self.safeguard, target, q, key)
 
     def step(self, target, state, key):

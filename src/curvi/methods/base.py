@@ -1,96 +1,174 @@
-"""What the loop asks of a method: `init` makes a state without touching the model, `step` advances it by one step."""
+"""What the run asks of a method.
 
+A method makes a state, advances it, and says what is left to gain. The state is a pytree and nothing else: all that the
+next steps need besides the method, the problem and the key. Clock, display, history, limits, interrupts and files are
+the business of `curvi.run`; so every method is resumed, saved and interrupted alike.
+"""
+
+import dataclasses
 from abc import abstractmethod
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+import numpy as np
 
-from curvi.estimate.local import Counts
-from curvi.family import MeanField
+from curvi.certify.decrement import certify
+from curvi.certify.gain import Gain
+from curvi.estimate.sampling import FINAL_DRAWS, log_ratios
+from curvi.family import Family
 from curvi.model.target import AbstractTarget
+from curvi.outcome import Outcome
+from curvi.record.counts import CallCounts
+from curvi.record.history import mean_and_error
 
 
-class Record(eqx.Module):
-    """What one step reports; `elbo` and `remaining_gain` speak of the q that the step estimated."""
+class Needs(NamedTuple):
+    """What a method needs of a target and a family.
 
-    elbo: Float[Array, ""]
-    elbo_se: Float[Array, ""]
-    remaining_gain: Float[Array, ""]
-    remaining_gain_se: Float[Array, ""]
-    num_draws: Int[Array, ""]
-    radius: Float[Array, ""]
-    accepted: Array
-    curvature_weight: Float[Array, ""]
-    counts: Counts
+    Attributes
+    ----------
+    order
+        How often the log density must be differentiable.
+    path
+        Whether draws of all latents must follow the parameters.
+    kl
+        Whether the others must have Kullback-Leibler divergences in closed form.
+    compiled
+        Whether the log density must be a function that JAX can compile.
+    separable
+        Whether latents must be independent under q.
+    """
+
+    order: int = 0
+    path: bool = False
+    kl: bool = False
+    compiled: bool = True
+    separable: bool = False
 
 
-class AnyMethod(eqx.Module):
-    """A way to climb the ELBO: what it needs of a target."""
+class Budget(NamedTuple):
+    """What an advance may spend, and what the fit is after."""
 
-    needs_order: ClassVar[int] = 0
-    needs_reparameterised: ClassVar[bool] = False
-    needs_kl: ClassVar[bool] = False  # of factors that are not reparameterised
-    takes_black_box: ClassVar[bool] = False
+    num_steps: int
+    tolerance: float
+
+
+class State(Protocol):
+    """What every state has: the q that it stands for."""
+
+    @property
+    def q(self) -> Family: ...
+
+
+class Problem:
+    """A target and the q to start from.
+
+    `once` keeps what follows from these and from the state but is dear to make, such as buffers and programs: it may be
+    thrown away at any time, and holds nothing that the state does not determine.
+    """
+
+    def __init__(self, target: AbstractTarget, q: Family, num_starts: int = 1):
+        self.target, self.q, self.num_starts = target, q, num_starts
+        self._kept: dict[str, tuple[tuple, Any]] = {}
+
+    def once(self, name: str, build: Callable[[], Any], *of: object) -> Any:
+        """What `build` makes, kept for as long as it is asked for with the same objects `of`: the very same arrays, or
+        equal tuples of numbers.
+        """
+        if name in self._kept:
+            before, value = self._kept[name]
+            if len(before) == len(of) and all(a is b or (type(a) is tuple and a == b) for a, b in zip(before, of)):
+                return value
+        value = build()
+        self._kept[name] = (of, value)
+        return value
+
+
+@dataclasses.dataclass(frozen=True)
+class News:
+    """What happened in an advance.
+
+    Attributes
+    ----------
+    rows
+        One dict of columns of the history a step.
+    counts
+        Calls of the model.
+    gain
+        A certificate, if one was made: the fit has converged where it is within the tolerance.
+    outcome
+        How the fit ended, if there is nothing more to be done.
+    weights
+        Parameters that show trouble, one weight each.
+    elbo
+        The ELBO on fresh draws with its standard error, where the advance has it.
+    """
+
+    rows: list[dict] = dataclasses.field(default_factory=list)
+    counts: CallCounts = dataclasses.field(default_factory=CallCounts)
+    gain: Gain | None = None
+    outcome: Outcome | None = None
+    weights: np.ndarray | None = None
+
+
+class Method(eqx.Module):
+    """A way to climb the ELBO."""
+
+    needs: ClassVar[Needs] = Needs()
     default_num_steps: ClassVar[int] = 500
-
-
-class Method(AnyMethod):
-    """A method that climbs step by step. States carry the current distribution as `q`."""
+    several_starts: ClassVar[bool] = False
 
     @abstractmethod
-    def init(self, target: AbstractTarget, q: MeanField, key) -> Any:
+    def init(self, problem: Problem, key) -> State:
         """The state before the first step; no call of the model."""
 
     @abstractmethod
-    def step(self, target: AbstractTarget, state: Any, key) -> tuple[Any, Record]:
-        """The next state, and what happened."""
+    def advance(self, problem: Problem, state: Any, key, budget: Budget) -> tuple[State, News]:
+        """The state after some steps, at most `budget.num_steps`, and what happened; never the same state without
+        news that the fit has ended.
+        """
+
+    def certify(self, problem: Problem, state: Any, key, tolerance: float) -> Gain:
+        """What is left to gain at the q of a state, on fresh draws; the state stays."""
+        return certify(problem.target, state.q, jax.random.fold_in(key, _FOR_CERTIFYING))
+
+    def elbo(self, problem: Problem, state: Any, key) -> tuple[float, float, CallCounts]:
+        """The ELBO of a state on fresh draws and all data, its standard error, and the calls spent."""
+        values = log_ratios(problem.target, state.q, jax.random.fold_in(key, _FOR_ELBO), FINAL_DRAWS)
+        return *mean_and_error(values), CallCounts(log_density=FINAL_DRAWS)
+
+    def why_not(self, problem: Problem) -> str | None:
+        """Why the method cannot work on a problem, as a sentence for the user; None where it can."""
+        target, q, needs, name = problem.target, problem.q, self.needs, type(self).__name__
+        if target.black_box and needs.compiled:
+            return (
+                f"{name} compiles the log density, which is a black box; use PooledRegression, the default for black "
+                "boxes"
+            )
+        if target.order < needs.order:
+            return (
+                f"{name} differentiates the log density {needs.order} time(s), but the target says "
+                f"order={target.order}; use a score method (SchemeI, SchemeII, Algorithm0, NaturalGradient, BBVI), "
+                "or raise `order` if it is differentiable"
+            )
+        if needs.kl and (names := q.latents_without_kl):
+            return (
+                f"{name} needs draws or Kullback-Leibler divergences that the factors of {', '.join(names)} do not "
+                "have; use Normal factors there, or a score method (SchemeI, NaturalGradient, BBVI)"
+            )
+        if needs.path and (names := q.latents_without_path):
+            return (
+                f"{name} differentiates through the draws, which the factors of {', '.join(names)} do not allow; "
+                "use Normal or LogNormal factors there, or a score method (SchemeI, NaturalGradient, BBVI)"
+            )
+        if needs.separable and not q.separable:
+            return f"{name} needs latents that are independent under q, as in a MeanField; got {type(q).__name__}"
+        if problem.num_starts > 1 and not self.several_starts:
+            return f"num_starts works with the default method, GrowingDraws; got {name}"
+        return None
 
 
-def check_fit(method: AnyMethod, target: AbstractTarget, q: MeanField) -> None:
-    """Raise ValueError where the method cannot work on the target."""
-    name = type(method).__name__
-    if target.black_box and not method.takes_black_box:
-        raise ValueError(
-            f"{name} compiles the log density, which is a black box; use PooledRegression, the default for black boxes"
-        )
-    if target.order < method.needs_order:
-        raise ValueError(
-            f"{name} differentiates the log density {method.needs_order} time(s), but the target says "
-            f"order={target.order}; use a score method (SchemeI, SchemeII, Algorithm0, NaturalGradient, BBVI), "
-            "or raise `order` if it is differentiable"
-        )
-    factors = {slot.latent.name: q.layout.factors[slot.group] for slot in q.layout.slots}
-    if method.needs_kl and (names := sorted(n for n, f in factors.items() if not (f.reparameterised or f.has_kl))):
-        raise ValueError(
-            f"{name} needs draws or Kullback-Leibler divergences that the factors of {', '.join(names)} do not have; "
-            "use Normal factors there, or a score method (SchemeI, NaturalGradient, BBVI)"
-        )
-    if method.needs_reparameterised and not q.reparameterised:
-        names = sorted(n for n, f in factors.items() if not f.reparameterised)
-        raise ValueError(
-            f"{name} differentiates through the draws, which the factors of {', '.join(names)} do not allow; "
-            "use Normal or LogNormal factors there, or a score method (SchemeI, NaturalGradient, BBVI)"
-        )
-
-
-def select(condition, if_true, if_false):
-    """`if_true` or `if_false`, leaf by leaf, for two trees of one structure."""
-    return jax.tree.map(
-        lambda a, b: jnp.where(condition, a, b) if eqx.is_array(a) else a, if_true, if_false, is_leaf=eqx.is_array
-    )
-
-
-def zeros_like_output(function, *args):
-    """A tree of zeros with the structure of `function(*args)`, without calling it."""
-    shapes = eqx.filter_eval_shape(function, *args)
-    return jax.tree.map(
-        lambda leaf: jnp.zeros(leaf.shape, leaf.dtype) if isinstance(leaf, jax.ShapeDtypeStruct) else leaf, shapes
-    )
-
-
-def as_counts(counts: Counts) -> Counts:
-    """Counts as arrays of one dtype, so that records of all steps stack."""
-    return jax.tree.map(lambda c: jnp.asarray(c, jnp.int32), counts)
+# Purposes of random numbers, folded into the key of a fit.
+_FOR_CERTIFYING, _FOR_ELBO = 1 << 20, (1 << 20) + 1

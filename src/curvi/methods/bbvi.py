@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from curvi.descent import natural_gradient_step
+from curvi.descent.newton import natural
 from curvi.estimate import AnchoredScore
-from curvi.family import MeanField
-from curvi.methods.base import Method, Record, as_counts
+from curvi.family import Family
+from curvi.methods.stepwise import Record, StepMethod, as_counts
+from curvi.record.plain import register
 
 
 def robbins_monro(scale: float = 1.0, delay: float = 10.0, power: float = 0.7) -> optax.GradientTransformation:
@@ -55,14 +56,16 @@ def adaptive_rate(memory: float = 10.0) -> optax.GradientTransformation:
     return optax.GradientTransformation(init, update)
 
 
+@register
 class FirstOrderState(eqx.Module):
     """q and the state of the optimiser."""
 
-    q: MeanField
+    q: Family
     optimiser: Any
 
 
-class BBVI(Method):
+@register
+class BBVI(StepMethod):
     """Gradient ascent on the ELBO with any optax optimiser (Paisley et al. 2012; Ranganath et al. 2014).
 
     Attributes
@@ -85,7 +88,7 @@ class BBVI(Method):
         self.estimator = AnchoredScore(32) if estimator is None else estimator
         self.natural = natural
 
-    def init(self, target, q, key):
+    def start(self, target, q, key):
         return FirstOrderState(q, self.optimiser.init(q.params))
 
     def step(self, target, state, key):
@@ -96,16 +99,20 @@ class BBVI(Method):
         finite = local.finite() & jnp.all(jnp.isfinite(params))
         moved = FirstOrderState(state.q.replace(params), optimiser)
         state = jax.tree.map(lambda a, b: jnp.where(finite, a, b), moved, state)
-        newton = natural_gradient_step(local, jnp.inf, 1.0)
+        size, size_se = local.decrement(natural(local.fisher.factorise()))
+        unknown = jnp.full((), jnp.nan, local.value.dtype)
         record = Record(
             elbo=local.value,
             elbo_se=local.value_se,
-            remaining_gain=newton.remaining_gain,
-            remaining_gain_se=newton.remaining_gain_se,
-            num_draws=jnp.asarray(local.log_ratios.size, jnp.int32),
-            radius=jnp.full((), jnp.nan, local.value.dtype),
+            remaining_gain=unknown,
+            remaining_gain_se=unknown,
+            predicted_gain=unknown,
+            gradient_gain=size,
+            gradient_gain_se=size_se,
+            num_draws=jnp.asarray(local.draw_values.size, jnp.int32),
+            radius=unknown,
             accepted=finite,
-            curvature_weight=jnp.zeros((), local.value.dtype),
+            shrinkage=jnp.zeros((), local.value.dtype),
             counts=as_counts(local.counts),
         )
         return state, record

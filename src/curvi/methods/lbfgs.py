@@ -11,21 +11,25 @@ from curvi.estimate.draws import Antithetic, Draws
 from curvi.estimate.local import Counts
 from curvi.estimate.pathwise import path_log_density
 from curvi.estimate.score import check_num_draws
-from curvi.family import MeanField
-from curvi.methods.base import Method, Record, as_counts
+from curvi.family import Family
+from curvi.methods.base import Needs
+from curvi.methods.stepwise import Record, StepMethod, as_counts
 from curvi.model.over_draws import over_draws
+from curvi.record.plain import register
 
 
+@register
 class LBFGSState(eqx.Module):
     """q, the state of optax's L-BFGS, and the noise that is fixed for the whole run."""
 
-    q: MeanField
+    q: Family
     optimiser: Any
     noise: Float[Array, "S n"]
     key: Any
 
 
-class LBFGS(Method):
+@register
+class LBFGS(StepMethod):
     """L-BFGS with a zoom line search on the reparameterised objective of fixed draws.
 
     On fixed draws the objective is deterministic, as a line search needs; the answer keeps their bias, about P / S
@@ -42,8 +46,7 @@ class LBFGS(Method):
     num_draws: int = eqx.field(static=True, default=256)
     memory_size: int = eqx.field(static=True, default=10)
     draws: Draws = Antithetic()
-    needs_order: ClassVar[int] = 1
-    needs_reparameterised: ClassVar[bool] = True
+    needs: ClassVar[Needs] = Needs(order=1, path=True)
 
     def __check_init__(self):
         check_num_draws(self.num_draws, 1, "num_draws")
@@ -51,7 +54,7 @@ class LBFGS(Method):
     def _optimiser(self):
         return optax.lbfgs(memory_size=self.memory_size)
 
-    def init(self, target, q, key):
+    def start(self, target, q, key):
         self.draws.check(q, self.num_draws)
         noise = self.draws.noise(q, key, self.num_draws)
         return LBFGSState(q, self._optimiser().init(q.params), noise, key)
@@ -74,16 +77,19 @@ class LBFGS(Method):
         fisher = state.q.fisher()
         gain = gradient @ fisher.solve(gradient) / 2
         evaluations = inner[-1].info.num_linesearch_steps + 1
-        infinite = jnp.full((), jnp.inf, value.dtype)
+        infinite, unknown = jnp.full((), jnp.inf, value.dtype), jnp.full((), jnp.nan, value.dtype)
         record = Record(
             elbo=-value,
             elbo_se=infinite,
-            remaining_gain=gain,
-            remaining_gain_se=jnp.zeros_like(gain),
+            remaining_gain=unknown,
+            remaining_gain_se=unknown,
+            predicted_gain=unknown,
+            gradient_gain=gain,
+            gradient_gain_se=jnp.zeros_like(gain),
             num_draws=jnp.asarray(self.num_draws, jnp.int32),
-            radius=jnp.full((), jnp.nan, value.dtype),
+            radius=unknown,
             accepted=finite,
-            curvature_weight=jnp.ones((), value.dtype),
+            shrinkage=jnp.ones((), value.dtype),
             counts=as_counts(Counts(log_density=evaluations * self.num_draws, gradient=evaluations * self.num_draws)),
         )
         return LBFGSState(q, inner, state.noise, state.key), record

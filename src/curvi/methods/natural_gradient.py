@@ -4,11 +4,13 @@ from typing import Any
 
 from curvi.descent import natural_gradient_step
 from curvi.estimate import AnchoredScore
-from curvi.methods.base import Method
 from curvi.methods.second_order import Safeguard, safe_init, safe_step
+from curvi.methods.stepwise import StepMethod
+from curvi.record.plain import register
 
 
-class NaturalGradient(Method):
+@register
+class NaturalGradient(StepMethod):
     """Steps F^-1 g inside the trust region: the second-order methods with their curvature correction switched off.
 
     Attributes
@@ -22,7 +24,7 @@ class NaturalGradient(Method):
     estimator: Any = AnchoredScore(256)
     safeguard: Safeguard = Safeguard()
 
-    def init(self, target, q, key):
+    def start(self, target, q, key):
         return safe_init(self.estimator, self.safeguard, target, q, key)
 
     def step(self, target, state, key):

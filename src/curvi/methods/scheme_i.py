@@ -3,12 +3,14 @@
 from typing import Any
 
 from curvi.estimate import AnchoredScore, PaperScore
-from curvi.methods.base import Method
 from curvi.methods.second_order import Safeguard, literal_step, newton_descent, safe_step, start_state
+from curvi.methods.stepwise import StepMethod
+from curvi.record.plain import register
 from curvi.solve import CG
 
 
-class SchemeI(Method):
+@register
+class SchemeI(StepMethod):
     """Newton's method in O(S P) a product (conjugate gradients, Option II) or O(S^2 P) a solve (Sherman-Morrison,
     Option I; Woodbury).
 
@@ -37,7 +39,7 @@ class SchemeI(Method):
         """The scheme as printed: S and T draws, weights ln p, step length epsilon, the raw Hessian."""
         return cls(solver or CG(), PaperScore(num_draws, num_gradient_draws), None, step_length)
 
-    def init(self, target, q, key):
+    def start(self, target, q, key):
         return start_state(self.estimator, self.safeguard, target, q, key)
 
     def step(self, target, state, key):

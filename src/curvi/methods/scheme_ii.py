@@ -6,12 +6,14 @@ import equinox as eqx
 
 from curvi.estimate import AnchoredScore, PaperScore
 from curvi.estimate.score import fresh_hessians
-from curvi.methods.base import Method
 from curvi.methods.second_order import Safeguard, literal_step, newton_descent, safe_step, start_state
+from curvi.methods.stepwise import StepMethod
+from curvi.record.plain import register
 from curvi.solve import LiSSA
 
 
-class SchemeII(Method):
+@register
+class SchemeII(StepMethod):
     """Newton's method whose inner solver draws a fresh Hessian sample X_j at every term of the series (equations 20
     to 22).
 
@@ -45,7 +47,7 @@ class SchemeII(Method):
         solver = LiSSA(depth=max_terms, scale=scale, tolerance=eta, literal=not corrected)
         return cls(solver, PaperScore(num_gradient_draws), 1, None)
 
-    def init(self, target, q, key):
+    def start(self, target, q, key):
         return start_state(self.estimator, self.safeguard, target, q, key)
 
     def step(self, target, state, key):

@@ -16,12 +16,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from curvi.control import RadiusControl
-from curvi.descent.newton import Step, newton_step
+from curvi.descent.newton import NewtonStep, newton_step
 from curvi.estimate.local import Counts, LocalModel
-from curvi.family import MeanField
-from curvi.methods.base import Record, as_counts, select, zeros_like_output
+from curvi.family import Family
+from curvi.methods.stepwise import Record, as_counts
+from curvi.record.plain import register
 
 
+@register
 class Safeguard(eqx.Module):
     """Settings of the safe step.
 
@@ -43,23 +45,25 @@ class Safeguard(eqx.Module):
     num_errors: float = 2.0
 
 
+@register
 class SafeState(eqx.Module):
     """State of the safe loop: the accepted q, its local model, the radius, and for how long noise has ruled."""
 
-    q: MeanField
+    q: Family
     local: LocalModel
     radius: Float[Array, ""]
     noisy_steps: Int[Array, ""]
     ready: Array
 
 
+@register
 class LiteralState(eqx.Module):
     """State of the literal loop: q alone."""
 
-    q: MeanField
+    q: Family
 
 
-def safe_init(estimator, safeguard: Safeguard, target, q: MeanField, key) -> SafeState:
+def safe_init(estimator, safeguard: Safeguard, target, q: Family, key) -> SafeState:
     """A state whose first step stays where it is and only estimates: no second program for the first estimate."""
     local = zeros_like_output(estimator, target, q, key)
     return SafeState(
@@ -67,7 +71,7 @@ def safe_init(estimator, safeguard: Safeguard, target, q: MeanField, key) -> Saf
     )
 
 
-def start_state(estimator, safeguard: Safeguard | None, target, q: MeanField, key) -> SafeState | LiteralState:
+def start_state(estimator, safeguard: Safeguard | None, target, q: Family, key) -> SafeState | LiteralState:
     """The state of the safe loop, or of the literal one where there is no safeguard."""
     return LiteralState(q) if safeguard is None else safe_init(estimator, safeguard, target, q, key)
 
@@ -82,39 +86,44 @@ def newton_descent(safeguard: Safeguard, solver, curvature_of=lambda local: loca
 
 
 def safe_step(estimator, safeguard: Safeguard, descend, calls_per_copy: int, target, state: SafeState, key):
-    """One safe step; `descend(local, radius, length, key)` gives the `Step`."""
+    """One safe step; `descend(local, radius, length, key)` gives the `NewtonStep`."""
     key_descend, key_estimate = jax.random.split(key)
     length = noisy_length(state.noisy_steps, state.radius.dtype)
-    step: Step = descend(state.local, state.radius, length, key_descend)
+    newton: NewtonStep = descend(state.local, state.radius, length, key_descend)
+    step = newton.step
     direction = jnp.where(state.ready, step.direction, 0)
     candidate = state.q.replace(state.q.params + direction)
     local: LocalModel = estimator(target, candidate, key_estimate)
 
     actual = local.value - state.local.value
     actual_se = jnp.hypot(local.value_se, state.local.value_se)
-    accept, radius = safeguard.radius(state.radius, step, actual, actual_se)
+    judged = (step.predicted, step.divergence, step.at_edge, actual, actual_se)
+    accept, radius = safeguard.radius(state.radius, *judged)
     # A step into a region without finite values is rejected, and the ball shrinks below it.
     finite = local.finite()
     shrunk = 0.1 * jnp.minimum(state.radius, jnp.where(jnp.isfinite(step.divergence), step.divergence, jnp.inf))
     accept = finite & (accept | ~state.ready)
     radius = jnp.where(state.ready, jnp.where(finite, radius, shrunk), state.radius)
     noisy_steps = jnp.where(
-        state.ready & accept, count_noisy(state.noisy_steps, step, safeguard.num_errors), state.noisy_steps
+        state.ready & accept, count_noisy(state.noisy_steps, newton, safeguard.num_errors), state.noisy_steps
     )
 
     counts = as_counts(
         local.counts
-        + Counts(log_density=step.num_copies * calls_per_copy, hvp=step.num_products * local.calls_per_product)
+        + Counts(log_density=newton.num_copies * calls_per_copy, hvp=step.num_products * local.calls_per_product)
     )
     record = Record(
         elbo=jnp.where(accept, local.value, state.local.value),
         elbo_se=jnp.where(accept, local.value_se, state.local.value_se),
-        remaining_gain=jnp.where(state.ready, step.remaining_gain, jnp.inf),
-        remaining_gain_se=jnp.where(state.ready, step.remaining_gain_se, jnp.inf),
-        num_draws=jnp.asarray(local.log_ratios.size, jnp.int32),
+        remaining_gain=jnp.where(state.ready, newton.remaining_gain, jnp.inf),
+        remaining_gain_se=jnp.where(state.ready, newton.remaining_gain_se, jnp.inf),
+        predicted_gain=jnp.where(state.ready, step.predicted, jnp.nan),
+        gradient_gain=jnp.where(state.ready, newton.gradient_gain, jnp.inf),
+        gradient_gain_se=jnp.where(state.ready, newton.gradient_gain_se, jnp.inf),
+        num_draws=jnp.asarray(local.draw_values.size, jnp.int32),
         radius=state.radius,
         accepted=accept,
-        curvature_weight=step.curvature_weight,
+        shrinkage=newton.shrinkage,
         counts=counts,
     )
     moved = SafeState(candidate, local, radius, noisy_steps, jnp.ones((), bool))
@@ -124,7 +133,7 @@ def safe_step(estimator, safeguard: Safeguard, descend, calls_per_copy: int, tar
     return select(accept, moved, stayed), record
 
 
-def count_noisy(noisy_steps, step: Step, num_errors: float):
+def count_noisy(noisy_steps, step: NewtonStep, num_errors: float):
     """One more where the gradient does not stand out of its noise, none where it does."""
     return jnp.where(step.signal < num_errors, noisy_steps + 1, 0)
 
@@ -150,10 +159,28 @@ def literal_step(estimator, solver, operator_of, step_length, calls_per_copy: in
         elbo_se=local.value_se,
         remaining_gain=infinite,
         remaining_gain_se=infinite,
-        num_draws=jnp.asarray(local.log_ratios.size, jnp.int32),
+        predicted_gain=jnp.nan * infinite,
+        gradient_gain=infinite,
+        gradient_gain_se=infinite,
+        num_draws=jnp.asarray(local.draw_values.size, jnp.int32),
         radius=infinite,
         accepted=finite,
-        curvature_weight=jnp.ones((), local.value.dtype),
+        shrinkage=jnp.ones((), local.value.dtype),
         counts=counts,
     )
     return LiteralState(state.q.replace(jnp.where(finite, params, state.q.params))), record
+
+
+def select(condition, if_true, if_false):
+    """`if_true` or `if_false`, leaf by leaf, for two trees of one structure."""
+    return jax.tree.map(
+        lambda a, b: jnp.where(condition, a, b) if eqx.is_array(a) else a, if_true, if_false, is_leaf=eqx.is_array
+    )
+
+
+def zeros_like_output(function, *args):
+    """A tree of zeros with the structure of `function(*args)`, without calling it."""
+    shapes = eqx.filter_eval_shape(function, *args)
+    return jax.tree.map(
+        lambda leaf: jnp.zeros(leaf.shape, leaf.dtype) if isinstance(leaf, jax.ShapeDtypeStruct) else leaf, shapes
+    )

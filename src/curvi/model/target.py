@@ -44,6 +44,9 @@ class AbstractTarget(eqx.Module):
         """Whether the log density is a Python function that no compiled program can call."""
         return False
 
+    def close(self) -> None:
+        """End what the log density has opened, such as worker processes; the next call opens it anew."""
+
     @property
     def dtype(self):
         """The floating-point type of the computation: that of the continuous latents, or JAX's default if all are
@@ -116,6 +119,10 @@ class Target(AbstractTarget):
     @property
     def black_box(self) -> bool:
         return self.caller is not None
+
+    def close(self):
+        if self.caller is not None:
+            self.caller.close()
 
     def batch(self, key):
         return self.full()

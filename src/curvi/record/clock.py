@@ -1,29 +1,71 @@
-"""Wall time, split into compilation and running."""
+"""Wall time, split into compilation and running.
 
+JAX reports how long it traced, lowered and compiled each program; whatever method asked for it, and whatever caches
+held, that is the time of compilation. A report comes at the end of its interval, and intervals lie within each other (a
+program is traced while another one is): what counts is their union.
+"""
+
+import threading
 import time
+
+import jax
 
 from curvi.record.history import Seconds
 
+_EVENTS = "/jax/core/compile/"
+_local = threading.local()
+
+
+def _listen(event: str, duration: float, **_) -> None:
+    if event.startswith(_EVENTS) and (clocks := getattr(_local, "clocks", None)):
+        now = time.perf_counter()
+        for clock in clocks:
+            clock.intervals.append((now - duration, now))
+
+
+jax.monitoring.register_event_duration_secs_listener(_listen)
+
 
 class Clock:
-    """Splits wall time into compilation and running."""
+    """Times what happens inside of its `with` block, in this thread."""
 
     def __init__(self, earlier: Seconds | None = None):
-        self.mark = time.perf_counter()
-        # A run that goes on counts on from what it had spent.
-        self.began = self.mark - (earlier.compile + earlier.run if earlier else 0.0)
-        self.compile = earlier.compile if earlier else 0.0
+        self.intervals: list[tuple[float, float]] = []
+        # A run that is resumed counts on from what it had spent.
+        self._earlier = earlier or Seconds(0.0, 0.0)
+        self._began = time.perf_counter()
 
-    def compiled(self):
-        """What passed since the last mark was compilation."""
-        now = time.perf_counter()
-        self.compile += now - self.mark
-        self.mark = now
+    def __enter__(self) -> "Clock":
+        _local.clocks = [*getattr(_local, "clocks", []), self]
+        return self
 
-    def ran(self) -> float:
-        now = time.perf_counter()
-        passed, self.mark = now - self.mark, now
-        return passed
+    def __exit__(self, *_) -> None:
+        _local.clocks = [clock for clock in _local.clocks if clock is not self]
+
+    def compiling(self) -> float:
+        """Seconds of compilation so far."""
+        if len(self.intervals) > 1:
+            self.intervals = _union(self.intervals)
+        return self._earlier.compile + sum(max(end - max(start, self._began), 0.0) for start, end in self.intervals)
+
+    def elapsed(self) -> float:
+        """Seconds since this clock was started, compilation included; those of an earlier run are left out."""
+        return time.perf_counter() - self._began
+
+    def running(self) -> float:
+        """Seconds so far without compilation."""
+        earlier = self._earlier
+        return self.elapsed() + earlier.compile + earlier.run - self.compiling()
 
     def seconds(self) -> Seconds:
-        return Seconds(self.compile, time.perf_counter() - self.began - self.compile)
+        return Seconds(self.compiling(), self.running())
+
+
+def _union(intervals: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    out: list[tuple[float, float]] = []
+    for start, end in sorted(intervals):
+        if out and start <= out[-1][1]:
+            out[-1] = (out[-1][0], max(out[-1][1], end))
+        else:
+            out.append((start, end))
+    return out

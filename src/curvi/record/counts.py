@@ -11,5 +11,14 @@ class CallCounts:
     gradient: int = 0
     hvp: int = 0
 
+    @property
+    def evaluations(self) -> int:
+        """Evaluations of the log density or of a derivative, a Hessian-vector product as two."""
+        return max(self.log_density, self.gradient) + 2 * self.hvp
+
+    def less(self, other: "CallCounts") -> "CallCounts":
+        """The calls since `other`."""
+        return CallCounts(self.log_density - other.log_density, self.gradient - other.gradient, self.hvp - other.hvp)
+
     def plus(self, log_density=0, gradient=0, hvp=0) -> "CallCounts":
         return CallCounts(self.log_density + int(log_density), self.gradient + int(gradient), self.hvp + int(hvp))

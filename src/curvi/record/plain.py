@@ -1,23 +1,52 @@
-"""Settings, factors and supports as plain data: dicts, lists, numbers and words, with arrays set aside.
+"""Objects as plain data: dicts, lists, numbers and words, with arrays set aside.
 
-Only classes of curvi and numpyro's constraints are written and read, by name and field; nothing is ever executed that a
-file brings along.
+A class is written under the name that it was registered with, never under the path of its module: a file that moves
+breaks no saved fit. Only registered classes and numpyro's constraints are read, field by field; nothing is ever
+executed that a file brings along.
 """
 
 import dataclasses
-import importlib
 import math
+from collections.abc import Callable
+from typing import Any, TypeVar
 
-import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import constraints
 
-from curvi.family.factor import Factor
+from curvi.model.latents import Latent
+from curvi.model.support import describe
+
+_CLASSES: dict[str, type] = {}
+_NAMES: dict[type, str] = {}
+
+Class = TypeVar("Class", bound=type)
 
 
 class CannotSaveError(ValueError):
-    """A value that has no plain form: a function, an optimiser, a class of another library."""
+    """A value that has no plain form: a function, an optimiser, a class that is not registered."""
+
+
+def register(cls: Class | None = None, *, name: str | None = None) -> Any:
+    """Give a dataclass or module the name under which fits that hold one are saved: that of the class by default.
+
+    A name is for ever: old files know it. Registering a name again, as a notebook does when a cell runs twice, replaces
+    the class.
+    """
+
+    def with_name(cls: Class) -> Class:
+        own = name or cls.__name__
+        if own in _CLASSES and _CLASSES[own].__module__ != cls.__module__:
+            raise ValueError(f"{_CLASSES[own]} is saved as {own!r} already; give {cls} another name")
+        _CLASSES[own], _NAMES[cls] = cls, own
+        return cls
+
+    return with_name if cls is None else with_name(cls)
+
+
+def registered_name(cls: type) -> str | None:
+    return _NAMES.get(cls)
 
 
 def to_plain(value, arrays: list[np.ndarray]):
@@ -26,61 +55,80 @@ def to_plain(value, arrays: list[np.ndarray]):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else {"float": repr(value)}
+    if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        return {"key": to_plain(jax.random.key_data(value), arrays), "impl": str(jax.random.key_impl(value))}
     if isinstance(value, np.ndarray | np.generic | jax.Array):
         arrays.append(np.asarray(value))
-        return {"array": len(arrays) - 1}
+        return {"array": len(arrays) - 1, "device": isinstance(value, jax.Array)}
     if type(value) in (list, tuple):
         return {type(value).__name__: [to_plain(item, arrays) for item in value]}
+    if type(value) is dict and all(isinstance(key, str) for key in value):
+        return {"dict": [[key, to_plain(item, arrays)] for key, item in value.items()]}
+    if isinstance(value, Latent):
+        return _plain_latent(value, arrays)
     if isinstance(value, constraints.Constraint) and _constraint(type(value).__name__) is type(value):
         return {"constraint": type(value).__name__, "fields": _fields(vars(value), arrays)}
-    if isinstance(value, eqx.Module | Factor) and _class(name := _name(type(value))) is type(value):
-        return {"curvi": name, "fields": _fields(_values(value), arrays)}
+    if (name := _NAMES.get(type(value))) is not None:
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return {"object": name, "fields": _fields(fields, arrays)}
     raise CannotSaveError(f"a {type(value).__name__} cannot be saved")
 
 
-def from_plain(plain, arrays: list[np.ndarray]):
-    """The value that `to_plain` took."""
+def from_plain(plain, arrays: list[np.ndarray], latents: dict[str, Latent] | None = None):
+    """The value that `to_plain` took; latents are those of `latents` where they have these names and shapes."""
     if not isinstance(plain, dict):
         return plain
+    again: Callable = lambda item: from_plain(item, arrays, latents)  # noqa: E731
     if "float" in plain:
         return float(plain["float"])
     if "array" in plain:
-        return arrays[plain["array"]]
+        array = arrays[plain["array"]]
+        return jnp.asarray(array) if plain.get("device") else array
+    if "key" in plain:
+        return jax.random.wrap_key_data(jnp.asarray(again(plain["key"])), impl=plain["impl"])
     for kind in (list, tuple):
         if kind.__name__ in plain:
-            return kind(from_plain(item, arrays) for item in plain[kind.__name__])
-    cls = _constraint(plain["constraint"]) if "constraint" in plain else _class(plain["curvi"])
+            return kind(again(item) for item in plain[kind.__name__])
+    if "dict" in plain:
+        return {key: again(item) for key, item in plain["dict"]}
+    if "latent" in plain:
+        return _read_latent(plain, again, {} if latents is None else latents)
+    cls = _constraint(plain["constraint"]) if "constraint" in plain else _CLASSES.get(plain["object"])
     if cls is None:
-        raise ValueError(f"no class {plain.get('constraint', plain.get('curvi'))} here: another version wrote this")
+        unknown = plain.get("constraint", plain.get("object"))
+        raise ValueError(
+            f"no class is registered as {unknown!r}: import what defines it, or use the version that wrote it"
+        )
     made = object.__new__(cls)
     for name, value in plain["fields"].items():
         # Past frozen classes and their own checks: what was saved had passed them.
-        object.__setattr__(made, name, from_plain(value, arrays))
+        object.__setattr__(made, name, again(value))
     return made
+
+
+def _plain_latent(latent: Latent, arrays) -> dict:
+    try:
+        support = to_plain(latent.support, arrays)
+    except CannotSaveError:
+        support = None
+    return {"latent": latent.name, "shape": list(latent.shape), "dtype": str(latent.dtype), "support": support}
+
+
+def _read_latent(plain: dict, again, latents: dict[str, Latent]) -> Latent:
+    """One latent: the same object wherever it stands, since latents are compared by identity."""
+    name, shape, dtype = plain["latent"], tuple(plain["shape"]), np.dtype(plain["dtype"])
+    support, known = again(plain["support"]), latents.get(name)
+    if support is None and known is None:
+        raise ValueError(f"the support of latent '{name}' has no plain form; pass target= to curvi.load")
+    same = known is not None and (known.shape, known.dtype) == (shape, dtype)
+    if same and (support is None or describe(support) == describe(known.support)):
+        return known
+    latents[name] = Latent(name, shape, dtype, known.support if support is None else support)  # type: ignore
+    return latents[name]
 
 
 def _fields(values: dict, arrays) -> dict:
     return {name: to_plain(value, arrays) for name, value in values.items()}
-
-
-def _values(value) -> dict:
-    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-
-
-def _name(cls: type) -> str:
-    return f"{cls.__module__}:{cls.__qualname__}"
-
-
-def _class(name: str) -> type | None:
-    """A class of curvi by its name; None for anything else."""
-    module, _, qualname = name.partition(":")
-    if not (module == "curvi" or module.startswith("curvi.")):
-        return None
-    try:
-        cls = getattr(importlib.import_module(module), qualname, None)
-    except ImportError:
-        return None
-    return cls if isinstance(cls, type) and issubclass(cls, eqx.Module | Factor) else None
 
 
 def _constraint(name: str) -> type | None:

@@ -13,6 +13,8 @@ from typing import Protocol
 
 import numpy as np
 
+from curvi.record.counts import CallCounts
+
 _REDRAW_SECONDS = 0.125
 _LOG_SECONDS = 10.0  # between lines of a log file; fits that are shorter leave none
 
@@ -20,24 +22,15 @@ _LOG_SECONDS = 10.0  # between lines of a log file; fits that are shorter leave 
 class Progress(Protocol):
     """What a run tells its display."""
 
-    def show(self, taken: int, records, counts) -> None:
-        """After a chunk of steps: their number so far, their records, the calls so far."""
-        ...
-
-    def note(
-        self, taken: int, elbo: float, elbo_se: float, gain: float, counts, radius: float = np.nan, num_draws: int = 0
-    ) -> None:
-        """After a round: the same in single numbers."""
+    def show(self, taken: int, row: dict, counts: CallCounts) -> None:
+        """After some steps: their number so far, what the history keeps of the last one, the calls so far."""
         ...
 
 
 class Silent:
     """Shows nothing."""
 
-    def show(self, taken, records, counts):
-        pass
-
-    def note(self, taken, elbo, elbo_se, gain, counts, radius=np.nan, num_draws=0):
+    def show(self, taken, row, counts):
         pass
 
 
@@ -50,6 +43,7 @@ class Report:
     elbo: float
     elbo_se: float
     gain: float
+    promised: float
     calls: int
     radius: float
     num_draws: int
@@ -58,7 +52,10 @@ class Report:
 
     def words(self) -> str:
         parts = [f"ELBO {self.elbo:.2f} ± {self.elbo_se:.2g}"]
-        parts.append(f"gain left {self.gain:.2g} nats" if np.isfinite(self.gain) else "gain left ?")
+        if np.isfinite(self.gain) or not np.isfinite(self.promised):
+            parts.append(f"gain left {self.gain:.2g} nats" if np.isfinite(self.gain) else "gain left ?")
+        else:
+            parts.append(f"last step promised {self.promised:.2g} nats")
         if self.num_draws:
             parts.append(f"{self.num_draws:,} draws")
         if np.isfinite(self.radius):
@@ -99,12 +96,7 @@ class Reporter:
         self.began = self.drawn = self.last_time = time.perf_counter()
         self.last_taken = 0
 
-    def show(self, taken, records, counts):
-        columns = (records.elbo, records.elbo_se, records.remaining_gain, records.radius, records.num_draws)
-        elbo, elbo_se, gain, radius, num_draws = (column[-1] for column in columns)
-        self.note(taken, float(elbo), float(elbo_se), float(gain), counts, float(radius), int(num_draws))
-
-    def note(self, taken, elbo, elbo_se, gain, counts, radius=np.nan, num_draws=0):
+    def show(self, taken, row, counts):
         now = time.perf_counter()
         # Steps that the fit may still take, at the pace of the last ones; it ends earlier where it converges. What
         # passed before the first report was compilation.
@@ -115,7 +107,10 @@ class Reporter:
             return
         self.drawn = now
         calls = counts.log_density + counts.gradient + counts.hvp
-        self.draw(Report(taken, self.limit, elbo, elbo_se, gain, calls, radius, num_draws, now - self.began, left))
+        numbers = ("elbo", "elbo_se", "remaining_gain", "predicted_gain", "radius")
+        elbo, elbo_se, gain, promised, radius = (float(row.get(name, np.nan)) for name in numbers)
+        draws, seconds = int(row.get("num_draws", 0)), now - self.began
+        self.draw(Report(taken, self.limit, elbo, elbo_se, gain, promised, calls, radius, draws, seconds, left))
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from curvi.model.origin import origin_of
+from curvi.record.version import VERSION
 
 if TYPE_CHECKING:
     from curvi.results import Fit
@@ -56,11 +57,9 @@ def _chains(group: dict) -> dict[str, np.ndarray]:
 
 def _attributes(fit: "Fit") -> dict:
     """How the fit ended, as numbers and words that NetCDF can hold."""
-    from curvi import __version__
-
     return {
         "inference_library": "curvi",
-        "inference_library_version": __version__,
+        "inference_library_version": VERSION,
         "method": type(fit.method).__name__,
         "outcome": fit.outcome.name,
         "converged": int(fit.converged),

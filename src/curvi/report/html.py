@@ -10,6 +10,7 @@ import numpy as np
 
 from curvi.diagnostics.linear_response import labels_of
 from curvi.estimate.psis import khat_meaning
+from curvi.record.version import VERSION
 from curvi.report import svg
 from curvi.report.style import STYLE
 from curvi.report.table import ERROR, MEAN, RESPONSE_SD, SD, Summary, number
@@ -203,8 +204,6 @@ def _table(table: Summary) -> str:
 
 
 def _cost(fit: "Fit") -> str:
-    from curvi import __version__
-
     rows = {
         "method": type(fit.method).__name__ if fit.method is not None else "not saved",
         "steps": f"{len(fit.history):,}",
@@ -215,7 +214,7 @@ def _cost(fit: "Fit") -> str:
         "seconds running": f"{fit.seconds.run:.2f}",
         "parameters of q": f"{fit.q.num_params:,}",
         "precision": str(fit.q.params.dtype),
-        "versions": f"curvi {__version__}, JAX {jax.__version__}, Python {platform.python_version()}",
+        "versions": f"curvi {VERSION}, JAX {jax.__version__}, Python {platform.python_version()}",
     }
     body = "\n".join(f"<tr><th>{name}</th><td>{escape(value)}</td></tr>" for name, value in rows.items())
     note = "<p>Calls are counted per draw, checks and the final evaluation included.</p>"

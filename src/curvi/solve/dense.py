@@ -4,10 +4,12 @@ import equinox as eqx
 import jax.numpy as jnp
 
 from curvi.curvature.small import matmul
+from curvi.record.plain import register
 from curvi.solve.solution import SolveOutcome, Solver
 from curvi.solve.system import check_system, conclude
 
 
+@register
 class Dense(Solver):
     """Solve by LU, or by a symmetric eigendecomposition made positive definite.
 

@@ -13,10 +13,12 @@ import jax
 import jax.numpy as jnp
 
 from curvi.curvature import Sampled
+from curvi.record.plain import register
 from curvi.solve.solution import SolveOutcome, Solver
 from curvi.solve.system import check_system, conclude, norm
 
 
+@register
 class LiSSA(Solver):
     """Solve a positive definite system by the stochastic series, O(P) memory and one copy a step.
 

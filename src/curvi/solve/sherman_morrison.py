@@ -13,10 +13,12 @@ import jax
 import jax.numpy as jnp
 
 from curvi.curvature.small import matmul
+from curvi.record.plain import register
 from curvi.solve.solution import SolveOutcome, Solver
 from curvi.solve.system import check_system, conclude, low_rank_form
 
 
+@register
 class ShermanMorrison(Solver):
     """Solve block diagonal plus signed low rank by successive rank-one updates.
 

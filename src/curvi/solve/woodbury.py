@@ -13,10 +13,12 @@ import jax.numpy as jnp
 import jax.scipy.linalg as jsl
 
 from curvi.curvature.small import matmul
+from curvi.record.plain import register
 from curvi.solve.solution import Solver
 from curvi.solve.system import check_system, conclude, low_rank_form, norm
 
 
+@register
 class Woodbury(Solver):
     """Solve block diagonal plus signed low rank through an S x S system, with iterative refinement.
 

@@ -1,20 +1,30 @@
-"""The default method: Newton on the ELBO of fixed draws, more of them as the noise of the answer demands.
+"""The default method: Newton on the ELBO of fixed draws, more of them as the noise of the answer demands."""
 
-The settings; `curvi.growing` runs it.
-"""
-
+import dataclasses
 import math
 from typing import ClassVar
 
 import equinox as eqx
+import numpy as np
 
-from curvi.methods.base import AnyMethod
+from curvi.certify.gain import Gain
+from curvi.estimate.fixed_draws.expansion import Expansion
+from curvi.estimate.fixed_draws.noise import epoch_draws
+from curvi.estimate.fixed_draws.objective import Objective
+from curvi.methods.base import Budget, Method, Needs, News, Problem
+from curvi.methods.growing_draws.rounds import CLIMB_SHARE, next_step, stand_still
+from curvi.methods.growing_draws.state import GrowingState
+from curvi.methods.growing_draws.verdict import certify_end, plain_elbo
+from curvi.record.counts import CallCounts
+from curvi.record.plain import register
 
 _LEAST_DRAWS = 64
 _BUFFER_NUMBERS = 2**23
+_DRAWS_A_VALUE = 16  # of a discrete latent, so that each value shows
 
 
-class GrowingDraws(AnyMethod):
+@register
+class GrowingDraws(Method):
     """Trust-region Newton with pathwise curvature on fixed draws, more of them as the noise of the answer demands.
 
     Hessian products are forward over reverse; for targets of order 1, differences of gradients on the same draws.
@@ -31,9 +41,9 @@ class GrowingDraws(AnyMethod):
 
     first_draws: int = eqx.field(static=True, default=64)
     max_draws: int | None = eqx.field(static=True, default=None)
-    needs_order: ClassVar[int] = 1
-    needs_kl: ClassVar[bool] = True
+    needs: ClassVar[Needs] = Needs(order=1, kl=True)
     default_num_steps: ClassVar[int] = 1000
+    several_starts: ClassVar[bool] = True
 
     def __check_init__(self):
         for name in ("first_draws", "max_draws"):
@@ -47,3 +57,60 @@ class GrowingDraws(AnyMethod):
             return self.max_draws
         usual = max(256, min(8192, 2 ** int(math.log2(_BUFFER_NUMBERS / dimension))))
         return wanted if usual < wanted <= _BUFFER_NUMBERS / dimension else usual
+
+    def init(self, problem: Problem, key) -> GrowingState:
+        objective = self._objective(problem, key)
+        first = max(self.first_draws, objective.num_score_params * _DRAWS_A_VALUE)
+        num_draws = min(2 ** math.ceil(math.log2(first)), objective.capacity)
+        return GrowingState.at(problem.q, num_draws, rough=objective.expandable, exact=objective.always_exact)
+
+    def advance(self, problem: Problem, state: GrowingState, key, budget: Budget) -> tuple[GrowingState, News]:
+        objective = self._at(problem, state, key)
+        spent = objective.counts
+        # Overflow is met where it matters, as values that are not finite.
+        with np.errstate(all="ignore"):
+            state, news = next_step(problem, objective, state, budget)
+        return state, _counted(news, objective.counts, spent)
+
+    def certify(self, problem: Problem, state: GrowingState, key, tolerance: float) -> Gain:
+        objective = self._at(problem, state, key)
+        spent = objective.counts
+        with np.errstate(all="ignore"):
+            state, local = stand_still(problem, objective, state, tolerance)
+            gain = certify_end(problem, objective, state, local, tolerance, CLIMB_SHARE * tolerance)
+        return _counted(gain, objective.counts, spent)
+
+    def elbo(self, problem: Problem, state: GrowingState, key) -> tuple[float, float, CallCounts]:
+        if problem.target.minibatched:
+            return Method.elbo(self, problem, state, key)
+        objective = self._at(problem, state, key)
+        spent = objective.counts
+        with np.errstate(all="ignore"):
+            mean, error = plain_elbo(problem, objective, state)
+        return mean, error, objective.counts.less(spent)
+
+    def _objective(self, problem: Problem, key) -> Objective:
+        """The programs and buffers, made once a run."""
+
+        def make() -> Objective:
+            # Four parts that each see all rows: then only the noise of the draws is left.
+            capacity = self.buffer_draws(problem.q.noise_size, 4 * epoch_draws(problem.target))
+            objective = Objective(problem.target, problem.q, key, capacity)
+            objective.compile(np.asarray(problem.q.params, np.float64))
+            return objective
+
+        return problem.once("objective", make)
+
+    def _at(self, problem: Problem, state: GrowingState, key) -> Objective:
+        """The objective with the expansion of a state."""
+        objective = self._objective(problem, key)
+        objective.expansion = None
+        if state.hessian.size:
+            make = lambda: Expansion(state.hessian, state.sigma)  # noqa: E731
+            objective.expansion = problem.once("expansion", make, state.hessian)
+        objective.exact_products = state.exact
+        return objective
+
+
+def _counted(found, after: CallCounts, before: CallCounts):
+    return dataclasses.replace(found, counts=after.less(before))

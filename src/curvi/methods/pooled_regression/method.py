@@ -1,26 +1,101 @@
 """Second-order regression on pooled draws: the default where values of the log density are all there is.
 
 Each step draws a batch from q, pools it with the batches before by importance weights, and regresses ln p - ln q on
-scores and products of scores (`estimate.pairs`): natural gradient and Hessian in one least-squares problem, without a
-derivative of the model. The small linear algebra runs on the host between compiled batches of draws, so that nothing
-is compiled anew when their number changes, and the model may as well be a Python function.
+scores and products of scores (`curvi.estimate.pairs`): natural gradient and Hessian in one least-squares problem,
+without a derivative of the model. The small linear algebra runs on the host between compiled batches of draws, so that
+nothing is compiled anew when their number changes, and the model may as well be a Python function.
 """
 
-from typing import ClassVar
+import dataclasses
+from typing import ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from curvi.estimate.draws import bits_to_unit
-from curvi.family import MeanField
-from curvi.methods.base import AnyMethod
-from curvi.model.over_draws import over_draws
-from curvi.model.target import AbstractTarget
+from curvi.certify.gain import UNKNOWN, Gain, unfinished
+from curvi.control.trust import Trust
+from curvi.estimate.draws import latin_hypercube
+from curvi.estimate.pool import Batch, Pool
+from curvi.estimate.regression import pair_layout
+from curvi.estimate.start import find_start
+from curvi.family import Family
+from curvi.methods.base import Budget, Method, Needs, News, Problem
+from curvi.methods.pooled_regression.estimates import KERNEL_ROWS, MAX_PRODUCTS, MAX_ROWS, Estimate, Regression
+from curvi.methods.pooled_regression.programs import draw, flatten, move, scores_at
+from curvi.outcome import Outcome
+from curvi.record.counts import CallCounts
+from curvi.record.plain import register
+from curvi.record.pytree import pytree
+
+_LARGEST_UNIT = 256  # draws that are made in one compiled call
+_MOST_BATCHES = 16
+# Small batches, so that steps are cheap; the pool holds what least squares needs, or is filled up.
+_FIRST_BATCHES = 2
+_LEAST_ROWS, _FEW_ROWS = 1.0, 4  # effective draws: per parameter, and beyond
+_FIRST_RADIUS = 4.0  # nats
+_NOISE_SHARE = 0.2  # of the tolerance: what the noise of the last step may cost
+_LEAST_VERDICT = 128
+_NEAR_END = 4  # tolerances: the gain from which on the end is near
+_NEARBY = 0.5  # nats: how far q may move until rare values are looked for once more
+_GROWTH = 1.5
+_PATIENCE = 25  # rejections in a row, after which nothing is left to step to
 
 
-class PooledRegression(AnyMethod):
+@register
+@pytree
+class PooledState:
+    """The state of `PooledRegression`.
+
+    Attributes
+    ----------
+    q
+        The current distribution.
+    pool
+        Draws of this q and of earlier ones.
+    estimate
+        What the pool says around q; None before the first batch.
+    trust
+        The trust radius.
+    size, least_verdict
+        Draws of the next batch, and at least of one that gives a verdict.
+    moved_since_rare
+        Nats that q has moved since rare values were looked for.
+    refused, calls
+        Steps refused in a row, and compiled calls so far: the index of the next random numbers.
+    elbo, elbo_se, gain, gain_se
+        Of the last q that was taken.
+    """
+
+    q: Family
+    pool: Pool
+    estimate: Estimate | None
+    trust: Trust
+    size: int
+    least_verdict: int
+    moved_since_rare: float
+    refused: int
+    calls: int
+    elbo: float
+    elbo_se: float
+    gain: float
+    gain_se: float
+
+    def but(self, **changes) -> "PooledState":
+        """This state with some fields changed."""
+        return dataclasses.replace(self, **changes)
+
+
+class Plan(NamedTuple):
+    """Draws of the next batch, those among rare values of discrete factors, and whether a verdict is to be given."""
+
+    size: int
+    rare: int = 0
+    verdict: bool = False
+
+
+@register
+class PooledRegression(Method):
     """Newton's method on regressed curvature, inside a ball of given divergence, on pooled draws.
 
     Attributes
@@ -29,7 +104,7 @@ class PooledRegression(AnyMethod):
         Whether products of scores are regressed on. Without them the step is the natural gradient, by regression.
     first_draws
         Draws of a batch before noise asks for more; None takes four more than half the number of variational
-        parameters. The first step is made on three batches.
+        parameters. The first step is made on two batches.
     max_draws
         Most draws of one batch.
     """
@@ -37,7 +112,7 @@ class PooledRegression(AnyMethod):
     correction: bool = eqx.field(static=True, default=True)
     first_draws: int | None = eqx.field(static=True, default=None)
     max_draws: int = eqx.field(static=True, default=16_384)
-    takes_black_box: ClassVar[bool] = True
+    needs: ClassVar[Needs] = Needs(compiled=False)
     default_num_steps: ClassVar[int] = 300
 
     def __check_init__(self):
@@ -51,83 +126,200 @@ class PooledRegression(AnyMethod):
         wanted = num_params // 2 + 4 if self.first_draws is None else self.first_draws
         return min(max(wanted, 8), self.max_draws)
 
+    def init(self, problem: Problem, key) -> PooledState:
+        q, size = problem.q, self.batch_draws(problem.q.num_params)
+        least = max(_LEAST_VERDICT, 8 * q.num_params)
+        unknown, infinite = float("nan"), float("inf")
+        trust = Trust(_FIRST_RADIUS)
+        return PooledState(q, Pool(), None, trust, size, least, infinite, 0, 0, unknown, infinite, infinite, infinite)
 
-@eqx.filter_jit
-def draw(target: AbstractTarget, q: MeanField, bits, key, index):
-    """The draws of q at these points, and ln p at each; a minibatched target gives each draw rows of its own."""
+    def advance(self, problem: Problem, state: PooledState, key, budget: Budget) -> tuple[PooledState, News]:
+        sampler = _Sampler(problem, key, self, state.calls)
+        if state.estimate is None:
+            return self._first_batch(problem, state, sampler, key)
+        return self._step(problem, state, sampler, budget.tolerance)
 
-    def one(bits, key):
-        x = q.from_uniform(bits_to_unit(bits, q.params.dtype))
-        theta, log_det = q.to_model(x)
-        return x, target.batch(key)(theta) + log_det
+    def certify(self, problem: Problem, state: PooledState, key, tolerance: float) -> Gain:
+        """What the last batch said: every step ends with fresh draws."""
+        return Gain(state.gain, state.gain_se)
 
-    return over_draws(target, len(bits))(one)(bits, jax.random.split(jax.random.fold_in(key, index), len(bits)))
+    def elbo(self, problem: Problem, state: PooledState, key) -> tuple[float, float, CallCounts]:
+        return state.elbo, state.elbo_se, CallCounts()
+
+    # -- steps --------------------------------------------------------------------------------------------------------
+
+    def _first_batch(self, problem: Problem, state: PooledState, sampler: "_Sampler", key):
+        target, q = problem.target, state.q
+        batch = sampler.draw(q, _FIRST_BATCHES * state.size)
+        if target.black_box and 2 * batch.finite().sum() < len(batch):
+            raise ValueError(
+                "the black-box log density is -inf at most draws around init; give an init inside its support"
+            )
+        if not np.all(batch.finite()) and not target.black_box:
+            q, calls = find_start(target, q, key)
+            sampler.counts = sampler.counts.plus(log_density=calls)
+            batch = sampler.draw(q, 2 * state.size)
+        # Draws without a density are left out of the first estimate; a later q that has any is refused.
+        pool = Pool().add(batch.only(batch.finite()), scores_at, MAX_ROWS, _MOST_BATCHES)
+        pool, estimate = self._estimate(problem, pool, q, sampler)
+        return state.but(q=q, pool=pool, estimate=estimate, calls=sampler.calls), News(counts=sampler.counts)
+
+    def _step(self, problem: Problem, state: PooledState, sampler: "_Sampler", tolerance: float):
+        estimate = state.estimate
+        assert estimate is not None
+        size, plan = self._plan(state, estimate, tolerance)
+        state = state.but(size=size)
+        model = estimate.model
+        step = state.trust.step(model, estimate.residual_variance, model.value, estimate.complete)
+        predicted, divergence = model.predicted(step), float(step @ step) / 2
+        candidate = move(state.q, np.asarray(step, state.q.params.dtype))
+        batch = sampler.draw(candidate, plan.size)
+        if not np.all(batch.finite()):
+            refused, trust = state.refused + 1, state.trust.refused(divergence)
+            state = state.but(trust=trust, refused=refused, calls=sampler.calls)
+            outcome = Outcome.NON_FINITE if refused >= _PATIENCE else None
+            row = _row(estimate, UNKNOWN, predicted, len(batch), trust, False)
+            return state, News([row], sampler.counts, outcome=outcome)
+        rare = sampler.draw_rare(candidate, plan.rare)
+        regression = self._regression(problem, state.pool)
+        verdict = regression.certify(batch, rare, estimate) if plan.verdict else None
+        pool = state.pool.add(batch, scores_at, MAX_ROWS, _MOST_BATCHES)
+        if rare is not None:
+            pool = pool.add(rare, scores_at, MAX_ROWS, _MOST_BATCHES)
+        # Both from the same pool: what the new draws teach of the old q must not count as a gain or a loss.
+        pool, here = self._estimate(problem, pool, state.q, sampler)
+        pool, there = self._estimate(problem, pool, candidate, sampler)
+        error = float(np.hypot(here.model.value_se, there.model.value_se)) + _rounding(state.q, here.model.value)
+        accept, trust = state.trust.judge(there.model.value - here.model.value, error, predicted, divergence)
+        # Rare values were drawn at the candidate, whether that is q now or not.
+        moved = (state.moved_since_rare if rare is None else 0.0) + divergence * (accept == (rare is None))
+        state = state.but(pool=pool, trust=trust, calls=sampler.calls, moved_since_rare=moved)
+        if not accept:
+            # What the batch taught stays: its draws are in the pool.
+            state = state.but(estimate=here, refused=state.refused + 1)
+            row = _row(here, UNKNOWN, predicted, len(batch), trust, False)
+            return state, self._ended(state, News([row], sampler.counts), tolerance)
+        fresh = verdict or (there.model.value, there.model.value_se, there.gain())
+        state = self._taken(state, candidate, there, *fresh)
+        row = _row(there, fresh[2], predicted, len(batch), trust, True)
+        if not plan.verdict:
+            return state, self._ended(state, News([row], sampler.counts), tolerance)
+        gain = fresh[2] if there.model.definite else UNKNOWN
+        if gain.nats <= tolerance / 2:  # its noise is what stands in the way
+            least = int(_GROWTH * max(plan.size, state.least_verdict))
+            state = state.but(least_verdict=least if not gain.within(tolerance) else state.least_verdict)
+        return state, self._ended(state, News([row], sampler.counts, gain), tolerance)
+
+    def _taken(self, state: PooledState, q: Family, estimate: Estimate, elbo: float, elbo_se: float, gain: Gain):
+        numbers = {"elbo": elbo, "elbo_se": elbo_se, "gain": gain.nats, "gain_se": gain.error}
+        return state.but(q=q, estimate=estimate, refused=0, **numbers)
+
+    def _ended(self, state: PooledState, news: News, tolerance: float) -> News:
+        """News that the fit is over where nothing is left to step to, or a verdict would take too many draws."""
+        if news.gain is not None and news.gain.within(tolerance):
+            return news
+        if state.refused < _PATIENCE and state.least_verdict <= _GROWTH**3 * self.max_draws:
+            return news
+        known = Gain(state.gain, state.gain_se)
+        return dataclasses.replace(news, gain=known, outcome=unfinished(known, tolerance))
+
+    def _plan(self, state: PooledState, estimate: Estimate, tolerance: float) -> tuple[int, Plan]:
+        """The usual size of a batch from now on, and the next batch: more draws where noise rules, rare values where
+        the end is near, then draws for a verdict.
+        """
+        gain, noise, size = estimate.gain().nats, estimate.model.noise_gain(), state.size
+        num_rare = state.q.num_rare_draws
+        if not np.isfinite(gain):
+            return size, Plan(size)
+        near = gain <= _NEAR_END * tolerance
+        if near and num_rare > 0 and state.moved_since_rare > _NEARBY:
+            # A verdict is dear, and in vain where a value that hardly showed is worth much. And where such a value
+            # makes the noise, more draws that hardly show it are no remedy.
+            return size, Plan(size, num_rare)
+        if noise > max(_NOISE_SHARE * tolerance, 0.5 * gain):
+            size = min(int(_GROWTH * size), self.max_draws)
+            return size, Plan(size, _rare_share(size, num_rare) if near else 0)
+        if not near or noise > _NOISE_SHARE * tolerance:
+            return size, Plan(size)
+        # Two standard errors of a verdict, sqrt(tr(A^-2) / 2) variance / draws, within half the tolerance.
+        spread = np.sqrt(np.sum(estimate.model.curvature.values**-2) / 2)
+        wanted = 4 * estimate.residual_variance * spread / tolerance
+        wanted = max(wanted, 1 / tolerance, state.least_verdict, size)
+        drawn = int(min(wanted, self.max_draws))
+        return size, Plan(drawn, _rare_share(drawn, num_rare), verdict=True)
+
+    # -- estimates ----------------------------------------------------------------------------------------------------
+
+    def _regression(self, problem: Problem, pool: Pool) -> Regression:
+        def make() -> Regression:
+            layout = pair_layout(problem.q)
+            products = self.correction and layout.num_pairs > 0
+            kernel = products and layout.num_pairs > MAX_PRODUCTS
+            most_rows = max(KERNEL_ROWS, 2 * self.batch_draws(problem.q.num_params)) if kernel else MAX_ROWS
+            first = jax.tree.map(lambda part: part[0], pool.batches[0].x)
+            return Regression(products, most_rows, problem.q.every_value(first))
+
+        return problem.once("regression", make)
+
+    def _estimate(self, problem: Problem, pool: Pool, q: Family, sampler: "_Sampler") -> tuple[Pool, Estimate]:
+        """The estimate around q, on a pool that is filled up where it says too little there."""
+        pool, view = pool.view(q, scores_at)
+        for _ in range(_PATIENCE):
+            if view.effective_size >= _LEAST_ROWS * q.num_params + _FEW_ROWS:
+                break
+            pool = pool.add(sampler.draw(q, sampler.unit), scores_at, MAX_ROWS, _MOST_BATCHES)
+            pool, view = pool.view(q, scores_at)
+        return pool, self._regression(problem, pool).estimate(view, q)
 
 
-@eqx.filter_jit
-def draw_inputs(q: MeanField, bits):
-    """The draws of q at these points, each as the dict that a model takes, and the log Jacobian of its bijections."""
+class _Sampler:
+    """Draws batches, and counts."""
 
-    def one(bits):
-        x = q.from_uniform(bits_to_unit(bits, q.params.dtype))
-        return x, *q.to_model(x)
+    def __init__(self, problem: Problem, key, method: PooledRegression, calls: int):
+        self.target, self.key, self.calls = problem.target, key, calls
+        self.seed = [int(word) for word in np.ravel(jax.random.key_data(key))]
+        self.unit = min(method.batch_draws(problem.q.num_params), _LARGEST_UNIT)
+        self.counts = CallCounts()
 
-    return jax.vmap(one)(bits)
+    def draw(self, q: Family, size: int) -> Batch:
+        """Draws of q at the points of a Latin hypercube: values of discrete factors show as often as they should."""
+        bits = latin_hypercube([*self.seed, self.calls], -(-size // self.unit) * self.unit, q.noise_size)
+        parts = []
+        for first in range(0, len(bits), self.unit):
+            index = np.asarray(self.calls, np.uint32)
+            parts.append(draw(self.target, q, bits[first : first + self.unit], self.key, index))
+            self.calls += 1
+        x = jax.tree.map(lambda *arrays: np.concatenate([np.asarray(a) for a in arrays]), *(part[0] for part in parts))
+        log_p = np.concatenate([np.asarray(part[1], np.float64) for part in parts])
+        self.counts = self.counts.plus(log_density=len(log_p))
+        return Batch(q, x, log_p, *scores_at(q, x))
 
-
-@eqx.filter_jit
-def look(q: MeanField, x):
-    """ln q and whitened scores of each row of x."""
-    factor = q.fisher().factorise()
-
-    def one(row):
-        return q.log_prob(row), factor.solve(q.score(row))
-
-    return jax.vmap(one)(x)
-
-
-@eqx.filter_jit
-def move(q: MeanField, step):
-    """q moved by a whitened step, along a straight line in the natural parameters of each factor where that is valid.
-
-    In natural parameters a unit step of the natural gradient ends at the best factor given the others, if that lies
-    in the family. Elsewhere, and where the line leaves the family, the line is straight in the factor's own parameters.
-    """
-    direction = q.fisher().factorise().solve_transpose(step)
-    parts = []
-    for factor, params, along in zip(q.layout.factors, q.split(q.params), q.split(direction)):
-        natural, slope = jax.jvp(factor.natural, (params,), (along,))
-        moved = factor.from_natural(natural + slope)
-        valid = jnp.all(jnp.isfinite(moved), -1, keepdims=True)
-        parts.append(jnp.where(valid, moved, params + along).reshape(-1))
-    return q.replace(jnp.concatenate(parts))
+    def draw_rare(self, q: Family, size: int) -> Batch | None:
+        """Draws of q with its discrete factors flattened: a value that q finds rare may cost many nats a draw."""
+        if size == 0:
+            return None
+        batch = self.draw(flatten(q), size)
+        return batch.only(batch.finite()) if np.any(batch.finite()) else None
 
 
-@eqx.filter_jit
-def widen(q: MeanField):
-    """q with its discrete factors flattened, so that in each draw about one of them takes any value there is."""
-    parts = [
-        factor.widened(params, _uniform_share(q)).reshape(-1)
-        for factor, params in zip(q.layout.factors, q.group_params())
-    ]
-    return q.replace(jnp.concatenate(parts))
+def _rare_share(size: int, num_rare: int) -> int:
+    return max(size // 3, num_rare) if num_rare > 0 else 0
 
 
-def rare_draws(q: MeanField) -> int:
-    """Draws of the flattened q among which each value of each discrete factor shows about once; 0 without any."""
-    most = max((len(factor.values) for factor in q.layout.factors if factor.values is not None), default=0)
-    return int(np.ceil(most / _uniform_share(q)))
+def _rounding(q: Family, value: float) -> float:
+    """What rounding may do to an ELBO: where the posterior lies in the family there is no other noise."""
+    return 100 * float(np.finfo(q.params.dtype).eps) * max(abs(value), 1.0)
 
 
-def _uniform_share(q: MeanField) -> float:
-    discrete = sum(count for factor, count in zip(q.layout.factors, q.layout.counts) if factor.values is not None)
-    return 1 / max(2, discrete)
-
-
-def evaluate(target: AbstractTarget, q: MeanField, bits, key, index):
-    """`draw`, by the host where the log density is a black box."""
-    if not target.black_box:
-        return draw(target, q, bits, key, index)
-    x, theta, log_det = draw_inputs(q, bits)
-    values = target.caller({name: np.asarray(rows) for name, rows in theta.items()})
-    return x, values + np.asarray(log_det, np.float64)
+def _row(estimate: Estimate, gain: Gain, predicted: float, num_draws: int, trust: Trust, accepted: bool) -> dict:
+    return {
+        "elbo": estimate.model.value,
+        "elbo_se": estimate.model.value_se,
+        "remaining_gain": gain.nats,
+        "remaining_gain_se": gain.error,
+        "predicted_gain": predicted,
+        "num_draws": num_draws,
+        "radius": trust.radius,
+        "accepted": accepted,
+        "shrinkage": estimate.shrinkage,
+    }

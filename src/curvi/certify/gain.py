@@ -1,0 +1,62 @@
+"""How much is left to gain, when that is little enough, and what is said where it is not."""
+
+import dataclasses
+
+import numpy as np
+
+from curvi.outcome import Outcome
+from curvi.record.counts import CallCounts
+
+NUM_ERRORS = 2.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Gain:
+    """Nats still to be gained at this optimum.
+
+    Attributes
+    ----------
+    nats, error
+        The remaining gain and its standard error; infinite where it is unknown.
+    doubt
+        What contradicts the derivatives that it rests on, None where nothing does.
+    weights
+        One weight a parameter: those that show the trouble most, if there is any.
+    copies
+        Copies of the error that finite draws leave in the parameters.
+    counts
+        Calls that it cost.
+    """
+
+    nats: float
+    error: float
+    doubt: Outcome | None = None
+    weights: np.ndarray | None = None
+    copies: tuple[np.ndarray, ...] = ()
+    counts: CallCounts = dataclasses.field(default_factory=CallCounts)
+
+    def within(self, tolerance: float) -> bool:
+        """The rule of convergence: the remaining gain and two standard errors are at most `tolerance`."""
+        return self.doubt is None and self.nats + NUM_ERRORS * self.error <= tolerance
+
+    @property
+    def known(self) -> bool:
+        return bool(np.isfinite(self.nats))
+
+
+UNKNOWN = Gain(np.inf, np.inf)
+
+
+def unfinished(gain: Gain, tolerance: float) -> Outcome:
+    """The verdict on a fit that ended before its remaining gain was within the tolerance."""
+    if gain.doubt is not None:
+        return gain.doubt
+    if not gain.known:
+        return Outcome.NOT_A_MAXIMUM
+    return Outcome.NOISE_LIMIT if gain.nats <= max(tolerance, NUM_ERRORS * gain.error) else Outcome.MAX_STEPS
+
+
+def as_finite_or_inf(value) -> float:
+    """A remaining gain as a Python number; what is not a number says nothing, and so counts as infinite."""
+    number = float(value)
+    return float("inf") if np.isnan(number) else number

@@ -1,0 +1,82 @@
+"""One step of Newton's method on fixed noise: the step inside a ball, and the verdict of the same noise on it."""
+
+import dataclasses
+import enum
+
+import numpy as np
+
+from curvi.control.radius import RadiusControl
+from curvi.descent.newton import trust_region_step
+from curvi.estimate.fixed_draws.local import FixedDrawsModel
+from curvi.estimate.fixed_draws.objective import Objective
+from curvi.solve.loops import HOST
+
+_RESIDUAL, _LEAST_RESIDUAL = 0.2, 1e-3
+MAX_PRODUCTS = 200
+# Of weighted draws: no step to where a smaller share counts, and new draws where the share is smaller.
+LEAST_EFFECTIVE, _ENOUGH_EFFECTIVE = 0.25, 0.5
+# Values on common draws have no error: a step that gains a twentieth of what was predicted is taken.
+ON_FIXED_DRAWS = RadiusControl(
+    initial=6.0,
+    largest=np.inf,
+    smallest=0.0,
+    num_errors=0.0,
+    least_ratio=0.05,
+    shrink_taken=0.2,
+    shrink_refused=0.2,
+    growth=2.5,
+    fast_growth=4.0,
+)
+
+
+class End(enum.Enum):
+    """How a climb ended."""
+
+    DONE = "a step promised less than was asked for"
+    STUCK = "no step was short enough to be predicted"
+    BAD_START = "not finite at the start"
+    PRECISION = "steps promise less than the value is rounded to"
+    MOVED = "the draws are those of another q by now"
+
+
+@dataclasses.dataclass(frozen=True)
+class Climbed:
+    """Where one step led."""
+
+    local: FixedDrawsModel
+    radius: float
+    predicted: float  # nats that were promised, infinite where curvature was negative
+    accepted: bool
+    num_products: int
+    end: End | None
+
+
+def _residual(square: float) -> float:
+    """Inexact Newton (Eisenstat and Walker 1996): digits as the gradient vanishes, so that the end is superlinear."""
+    return min(_RESIDUAL, max(square**0.25, _LEAST_RESIDUAL))
+
+
+def climb_step(objective: Objective, local: FixedDrawsModel, radius: float, gain_tolerance: float) -> Climbed:
+    """One step up the ELBO on fixed noise; the climb is over where it promised less than `gain_tolerance` nats."""
+    resolution = float(np.finfo(objective.dtype).eps)
+    step = trust_region_step(local, radius, _residual, MAX_PRODUCTS, HOST)
+    trial = objective(objective.admit(local.params + step.direction), local.fixed)
+    # Below the rounding of the value a ratio means nothing: such a step counts as predicted.
+    rounding = 20 * resolution * (abs(trial.value) + 1)
+    lost = step.predicted <= rounding
+    actual = trial.value - local.value
+    if lost and abs(actual) <= 2 * rounding:
+        actual = step.predicted
+    if not trial.finite() or trial.effective < LEAST_EFFECTIVE:
+        actual = -np.inf
+    accepted, radius = ON_FIXED_DRAWS(radius, step.predicted, step.divergence, step.at_edge, actual, 0.0, HOST)
+    local = trial if accepted else local
+    end = None
+    if accepted and not step.at_edge and step.predicted <= gain_tolerance:
+        end = End.PRECISION if lost and step.predicted > gain_tolerance / 10 else End.DONE
+    elif not radius >= resolution:
+        end = End.STUCK
+    elif local.effective < _ENOUGH_EFFECTIVE:
+        end = End.MOVED
+    predicted = float(step.predicted) if step.definite else np.inf
+    return Climbed(local, float(radius), predicted, bool(accepted), int(step.num_products), end)

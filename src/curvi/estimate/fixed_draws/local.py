@@ -1,0 +1,139 @@
+"""The local model of the ELBO on fixed noise, in numpy on the host: a `LocalModel` like that of every estimator."""
+
+import dataclasses
+import functools
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from curvi.curvature import BlockDiagonal
+from curvi.estimate.fixed_draws.expansion import Expansion
+from curvi.estimate.fixed_draws.noise import FixedNoise
+from curvi.estimate.hybrid import Weighted
+from curvi.estimate.local import LocalModel
+from curvi.estimate.noise import GroupNoise
+from curvi.record.pytree import pytree
+
+if TYPE_CHECKING:
+    from curvi.estimate.fixed_draws.objective import Objective
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedDrawsHessian:
+    """The Hessian of the ELBO on fixed noise, by its products, with what these need of the place where it is taken."""
+
+    objective: "Objective"
+    params: np.ndarray
+    fixed: FixedNoise
+    grad: np.ndarray  # of the ELBO
+    raw_grad: np.ndarray  # of the mean of ln p alone
+    spreads: np.ndarray  # steps of one sd of q in each parameter: the inverse root of the Fisher diagonal
+    weighted: Weighted | None  # for a hybrid q
+    excess_grad: np.ndarray | float  # in ln scales, of what the control variate took off
+
+    def mv(self, v: np.ndarray) -> np.ndarray:
+        return self.objective.product(self, v)
+
+
+class PartNoise(GroupNoise):
+    """The gradients of the independent parts of the noise, each less its own excess; computed when asked for."""
+
+    def __init__(self, hessian: FixedDrawsHessian, part_grads: np.ndarray):
+        object.__setattr__(self, "hessian", hessian)
+        object.__setattr__(self, "part_grads", part_grads)
+
+    @functools.cached_property
+    def groups(self) -> np.ndarray:
+        hessian: FixedDrawsHessian = vars(self)["hessian"]
+        part_grads: np.ndarray = vars(self)["part_grads"]
+        fixed, expansion, path = hessian.fixed, hessian.objective.expansion, hessian.objective.path
+        if fixed.excess is None or expansion is None:
+            return part_grads
+        grads = part_grads.copy()
+        excess = expansion.part_excess(fixed.parts(fixed.num_parts), path.scale(hessian.params))[1]
+        path.log_scale_entries(grads)[:] -= excess
+        return grads
+
+
+class HostRoot:
+    """L with L L' the Fisher information of q; -H0 in its place for the means of normal factors, where it is known."""
+
+    def __init__(self, path, spreads: np.ndarray | None, fisher: BlockDiagonal | None, expansion: Expansion | None):
+        # Of normal factors L is diagonal. Where conjugate gradients take a few products, more would be felt.
+        self.path, self.diagonal = path, spreads
+        self.inverse = [] if fisher is None else [_inverse_root(block) for block in fisher.blocks]
+        self.expansion = expansion if expansion is not None and expansion.lower is not None else None
+
+    def solve(self, v: np.ndarray) -> np.ndarray:
+        out = self._blocks("nij,nj->ni", v)
+        if self.expansion is not None:
+            self.path.location(out)[:] = self.expansion.whiten(self.path.location(v))
+        return out
+
+    def solve_transpose(self, v: np.ndarray) -> np.ndarray:
+        out = self._blocks("nji,nj->ni", v)
+        if self.expansion is not None:
+            self.path.location(out)[:] = self.expansion.unwhiten(self.path.location(v))
+        return out
+
+    def _blocks(self, product: str, v: np.ndarray) -> np.ndarray:
+        if self.diagonal is not None:
+            return v * self.diagonal
+        out, start = [], 0
+        for inverse in self.inverse:
+            n, k, _ = inverse.shape
+            out.append(np.einsum(product, inverse, v[start : start + n * k].reshape(n, k)).ravel())
+            start += n * k
+        return np.concatenate(out)
+
+
+def _inverse_root(block: np.ndarray) -> np.ndarray:
+    """L^-1; not a number where there is none, which no step survives."""
+    try:
+        return np.linalg.inv(np.linalg.cholesky(block))
+    except np.linalg.LinAlgError:
+        return np.full_like(block, np.nan)
+
+
+@pytree
+class FixedDrawsModel(LocalModel):
+    """A `LocalModel` on fixed noise; `draw_values` are ln p, and the entropy, or what stands for it, is `exact`."""
+
+    curvature: FixedDrawsHessian
+    exact: float = 0.0
+
+    @property
+    def params(self) -> np.ndarray:
+        return self.curvature.params
+
+    @property
+    def fixed(self) -> FixedNoise:
+        return self.curvature.fixed
+
+    @property
+    def spreads(self) -> np.ndarray:
+        return self.curvature.spreads
+
+    def root(self) -> HostRoot:
+        return self._root
+
+    @functools.cached_property
+    def _root(self) -> HostRoot:
+        objective = self.curvature.objective
+        diagonal = self.spreads if objective.path.known_to_host else None
+        return HostRoot(objective.path, diagonal, self.fisher, objective.expansion)  # type: ignore[arg-type]
+
+    def finite(self) -> bool:
+        return bool(np.isfinite(self.value) and np.all(np.isfinite(self.grad)))
+
+    @property
+    def effective(self) -> float:
+        """Effective share of the draws: 1 unless they are weighted."""
+        weighted = self.curvature.weighted
+        return 1.0 if weighted is None else weighted.effective
+
+    def part_means(self, num_parts: int) -> np.ndarray:
+        """Means of ln p over parts of the draws."""
+        weighted = self.curvature.weighted
+        values = self.draw_values if weighted is None else weighted.terms(self.draw_values)
+        return values.reshape(num_parts, -1).mean(1)

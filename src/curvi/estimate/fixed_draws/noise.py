@@ -1,0 +1,121 @@
+"""Fixed noise, on the host and in the buffer of the programs."""
+
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+
+from curvi.estimate.design import matched_noise
+from curvi.estimate.fixed_draws.expansion import Excess, Expansion
+from curvi.estimate.fixed_draws.sweep import CHUNK, MOST_PARTS, Buffer
+from curvi.model.minibatch import MinibatchTarget
+from curvi.model.target import AbstractTarget
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedNoise:
+    """Noise in independent parts of equal size."""
+
+    values: np.ndarray  # (draws, dimension)
+    num_parts: int
+    buffer: Buffer
+    excess: Excess | None  # of the control variate, None without one
+
+    @property
+    def num_draws(self) -> int:
+        return len(self.values)
+
+    @property
+    def num_chunks(self) -> int:
+        return -(-len(self.values) // CHUNK)
+
+    def parts(self, num_parts: int) -> np.ndarray:
+        return self.values.reshape(num_parts, -1, self.values.shape[-1])
+
+
+class NoiseSource:
+    """Makes the noise of a fit, each stream of it from the words of the key and the stream's own numbers.
+
+    Random numbers of the host: every operation of JAX outside of a program would cost a compilation.
+    """
+
+    def __init__(self, target: AbstractTarget, key, capacity: int, matched: np.ndarray, dtype, needs_before: bool):
+        self.words = np.asarray(jax.random.key_data(key)).astype(np.uint32)
+        self.target, self.matched, self.dtype, self.needs_before = target, matched, dtype, needs_before
+        self.dimension = len(matched)
+        self.size = capacity // CHUNK  # of the buffer, in chunks
+        self.epoch = epoch_draws(target)
+
+    def generator(self, *stream: int) -> np.random.Generator:
+        return np.random.default_rng([*self.words, *stream])
+
+    def draw(
+        self,
+        before: np.ndarray,
+        stream: tuple[int, ...],
+        num_draws: int,
+        num_parts: int = 2,
+        match: bool = True,
+        expansion: Expansion | None = None,
+    ) -> FixedNoise:
+        """Fresh noise of `num_draws` draws; the same stream gives the same noise.
+
+        Factors that are not reparameterised are drawn at the parameters `before`. The Hessian of `expansion` serves as
+        control variate.
+
+        Where chunks see batches of their own, each chunk has noise of its own, so that the moments of a batch's draws
+        match, too, and no noise is left of a model whose rows are quadratic.
+        """
+        rng = self.generator(*stream)
+        independent = num_draws // CHUNK if self.epoch else num_parts
+        values = matched_noise(rng, num_draws, self.dimension, independent, match & self.matched)
+        return self.fixed(before, values, min(num_parts, MOST_PARTS), rng, expansion)
+
+    def fixed(self, before, values: np.ndarray, num_parts: int, rng=None, expansion=None) -> FixedNoise:
+        """This noise in a buffer."""
+        size, num_chunks = self.size, -(-len(values) // CHUNK)
+        buffer = np.zeros((size * CHUNK, self.dimension), self.dtype)
+        buffer[: len(values)] = values
+        part, count = _plan(size, num_chunks, num_parts)
+        rows, nowhere = _nothing(size)
+        before = jax.device_put(before.astype(self.dtype)) if self.needs_before else nowhere
+        if isinstance(self.target, MinibatchTarget):
+            rng = self.generator() if rng is None else rng
+            rows = jax.device_put(self._rows_of_chunks(self.target, np.asarray(part)[:num_chunks], rng))
+        # On the device ahead of its use: what a program has to fetch from the host costs it some microseconds.
+        device = Buffer(jax.device_put(buffer.reshape(size, CHUNK, -1)), part, count, rows, before)
+        return FixedNoise(values, num_parts, device, None if expansion is None else expansion.excess(values))
+
+    def _rows_of_chunks(self, target: MinibatchTarget, part: np.ndarray, rng) -> np.ndarray:
+        """Rows of the batch of each chunk.
+
+        Within a part of the noise, batches follow a random order of all rows, and another where that is at its end:
+        a part of one epoch or more has seen all rows about equally often, and the noise of batches is all but gone.
+        """
+        num_rows, batch_size = target.num_rows, target.batch_size
+        rows = np.zeros((self.size, batch_size), np.int32)
+        for index in np.unique(part):
+            chunks = np.flatnonzero(part == index)
+            orders = -(-len(chunks) * batch_size // num_rows)
+            stream = np.concatenate([rng.permutation(num_rows) for _ in range(orders)])
+            rows[chunks] = stream[: len(chunks) * batch_size].reshape(len(chunks), batch_size)
+        return rows
+
+
+@functools.lru_cache(maxsize=64)
+def _plan(size: int, num_chunks: int, num_parts: int) -> tuple[jax.Array, jax.Array]:
+    """To which part of the noise each chunk of a buffer belongs, and how many are in use; on the device, for reuse."""
+    part = np.minimum(np.arange(size) * num_parts // max(num_chunks, 1), num_parts - 1).astype(np.int32)
+    return jax.device_put((part, np.int32(num_chunks)))
+
+
+@functools.lru_cache(maxsize=8)
+def _nothing(size: int) -> tuple[jax.Array, jax.Array]:
+    """In the place of rows where there are no batches, and of earlier parameters where all factors follow them."""
+    return jax.device_put((np.zeros((size, 0), np.int32), np.zeros(0)))
+
+
+def epoch_draws(target: AbstractTarget) -> int:
+    """Draws of as many chunks as it takes batches to see all rows once; 0 where every draw sees them all."""
+    return CHUNK * -(-target.num_rows // target.batch_size) if isinstance(target, MinibatchTarget) else 0

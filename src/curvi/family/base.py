@@ -1,0 +1,254 @@
+"""What the rest of the package knows of a variational distribution q(theta | Gamma), and nothing else.
+
+A family is a module whose parameters Gamma are one flat vector; an instance is a distribution. Everything outside of
+`curvi.family` works through the methods below, so that a new family is one new file. An author writes
+
+    latents, noise_size, from_uniform, to_model, log_prob, entropy, fisher, onto
+
+and, where draws follow the parameters smoothly, `from_normal` with `reparameterised = True`. All else has a default,
+which a closed form may replace.
+
+A draw x is a pytree of arrays in *working* coordinates: those of q, before any bijection to the model's supports. What
+lies between the two, a bijection, a centring, a rotation, is the family's own (`to_model`). Methods take one draw;
+`vmap` gives many. Noise is one row of `noise_size` standard normal numbers a draw.
+"""
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import Any, Self
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.special import ndtr
+from jaxtyping import Array, Float
+
+from curvi.curvature import BlockDiagonal
+from curvi.family.path import DirectPath, Path
+from curvi.model.latents import Latent
+from curvi.model.target import AbstractTarget, LogDensity
+
+Draw = Any  # a pytree of arrays, one entry a group of coordinates
+
+
+class Family(eqx.Module):
+    """A variational distribution over the latents of a target."""
+
+    params: eqx.AbstractVar[Float[Array, " P"]]
+
+    # -- what an author writes ----------------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def latents(self) -> tuple[Latent, ...]:
+        """The latents of the target, in its order."""
+
+    @property
+    @abstractmethod
+    def noise_size(self) -> int:
+        """Standard normal (or uniform) numbers that one draw is made of."""
+
+    @abstractmethod
+    def from_uniform(self, u: Float[Array, " n"]) -> Draw:
+        """The draw that these uniform numbers give."""
+
+    @abstractmethod
+    def to_model(self, x: Draw) -> tuple[dict[str, Array], Float[Array, ""]]:
+        """The dict of latents on the model's supports, and the log Jacobian of the way there."""
+
+    @abstractmethod
+    def log_prob(self, x: Draw) -> Float[Array, ""]:
+        """ln q in working coordinates."""
+
+    @abstractmethod
+    def entropy(self) -> Float[Array, ""]:
+        """H(q) in working coordinates."""
+
+    @abstractmethod
+    def fisher(self) -> BlockDiagonal:
+        """F = E[s s'], positive definite: the metric of the parameters."""
+
+    @abstractmethod
+    def onto(self, target: AbstractTarget) -> Self:
+        """The same q over the latents of another target; ValueError where names, shapes or supports differ."""
+
+    def rebound(self, latents: Mapping[str, Latent]) -> Self:
+        """The same q with these latents in the place of its own of the same names."""
+        return self
+
+    # -- parameters ---------------------------------------------------------------------------------------------------
+
+    @property
+    def num_params(self) -> int:
+        return self.params.shape[0]
+
+    def replace(self, params: Float[Array, " P"]) -> Self:
+        """The distribution of this family with other parameters."""
+        return eqx.tree_at(lambda q: q.params, self, params)
+
+    def move(self, whitened_step: Float[Array, " P"]) -> Self:
+        """q moved by the step p with L'p = `whitened_step`, F = L L': its length squared, halved, is in nats."""
+        return self.replace(self.params + self.fisher().factorise().solve_transpose(whitened_step))
+
+    # -- draws --------------------------------------------------------------------------------------------------------
+
+    @property
+    def reparameterised(self) -> bool:
+        """Whether `from_normal` is a twice differentiable function of the parameters."""
+        return False
+
+    def from_normal(self, noise: Float[Array, " n"]) -> Draw:
+        """The draw that this standard normal noise gives."""
+        return self.from_uniform(ndtr(noise))
+
+    def sample(self, key) -> Draw:
+        """One independent draw."""
+        return self.from_normal(jax.random.normal(key, (self.noise_size,), self.params.dtype))
+
+    def log_joint(self, density: LogDensity, x: Draw) -> Float[Array, ""]:
+        """ln p(T(x)) + ln |dT/dx|, T the way from working coordinates to the model's latents."""
+        theta, log_det = self.to_model(x)
+        return density(theta) + log_det
+
+    def path(self) -> Path:
+        """How programs on fixed noise follow the parameters."""
+        return DirectPath(self.num_params)
+
+    # -- derivatives --------------------------------------------------------------------------------------------------
+
+    def score(self, x: Draw) -> Float[Array, " P"]:
+        """s = grad_Gamma ln q(x)."""
+        return jax.grad(lambda params: self.replace(params).log_prob(x))(self.params)
+
+    def hessian(self, x: Draw) -> BlockDiagonal:
+        """D = hess_Gamma ln q(x), with the blocks of `fisher`; by default one block for all."""
+        return BlockDiagonal((jax.hessian(lambda params: self.replace(params).log_prob(x))(self.params)[None],))
+
+    def entropy_gradient(self) -> Float[Array, " P"]:
+        return jax.grad(lambda params: self.replace(params).entropy())(self.params)
+
+    def entropy_hessian(self) -> BlockDiagonal:
+        return BlockDiagonal((jax.hessian(lambda params: self.replace(params).entropy())(self.params)[None],))
+
+    @property
+    def has_stein_blocks(self) -> bool:
+        return False
+
+    def stein_blocks(self, noise: Float[Array, " n"], slope: Draw) -> BlockDiagonal:
+        """How J' slope changes with the parameters while the draw x stays, J = dx/dGamma (`curvi.estimate.stein`)."""
+        raise NotImplementedError(f"{type(self).__name__} has no closed form of the change of its draws at a fixed x")
+
+    # -- draws of which a part follows the parameters, and the rest is weighed (`curvi.estimate.hybrid`) --------------
+
+    @property
+    def pathwise_columns(self) -> np.ndarray:
+        """One entry a column of the noise: whether what it makes follows the parameters."""
+        return np.full(self.noise_size, self.reparameterised)
+
+    @property
+    def pathwise_params(self) -> np.ndarray:
+        """One entry a parameter: whether draws follow it."""
+        return np.full(self.num_params, self.reparameterised)
+
+    @property
+    def num_score_params(self) -> int:
+        """Parameters whose gradient is that of the score: for discrete latents, how many values may be rare."""
+        return int(np.sum(~self.pathwise_params))
+
+    def follow(self, drawn: Self, noise: Float[Array, " n"]) -> Draw:
+        """The draw of this noise; in the part that does not follow the parameters, the draw of `drawn`."""
+        return self.from_normal(noise) if self.reparameterised else jax.lax.stop_gradient(drawn.from_normal(noise))
+
+    def weighed_log_prob(self, x: Draw) -> Float[Array, ""]:
+        """ln q of the part that does not follow the parameters."""
+        return jnp.zeros((), self.params.dtype) if self.reparameterised else self.log_prob(x)
+
+    def exact_part(self, before: Self) -> Float[Array, ""]:
+        """Of the ELBO: what needs no draws, H of the part that follows, less KL(q || before) of the rest."""
+        if not self.reparameterised:
+            raise NotImplementedError(f"{type(self).__name__} has no closed form of its Kullback-Leibler divergences")
+        return self.entropy()
+
+    def with_min_probability(self) -> Self:
+        """q with no value of a discrete latent much rarer than the number of such values allows."""
+        return self
+
+    def max_abs_params(self) -> np.ndarray:
+        """How far from zero each parameter may be; beyond, nothing would change."""
+        return np.full(self.num_params, np.inf)
+
+    @property
+    def latents_without_path(self) -> tuple[str, ...]:
+        """Names of the latents whose draws do not follow the parameters."""
+        return () if self.reparameterised else tuple(latent.name for latent in self.latents)
+
+    @property
+    def latents_without_kl(self) -> tuple[str, ...]:
+        """Those among them without a closed form of the Kullback-Leibler divergence."""
+        return self.latents_without_path
+
+    # -- structure that regression uses -------------------------------------------------------------------------------
+
+    @property
+    def factor_of_param(self) -> np.ndarray:
+        """The index of the independent factor that each parameter belongs to; one for all by default."""
+        return np.zeros(self.num_params, int)
+
+    def flattened(self) -> Self:
+        """q with its discrete factors flattened, so that in each draw about one of them takes any value there is."""
+        return self
+
+    @property
+    def num_rare_draws(self) -> int:
+        """Draws of the flattened q among which each value of each discrete factor shows about once; 0 without any."""
+        return 0
+
+    def every_value(self, x: Draw) -> tuple[Draw, np.ndarray] | None:
+        """Rows like the draw x, one with each value of each discrete factor, and that factor's index; None without
+        any.
+        """
+        return None
+
+    @property
+    def separable(self) -> bool:
+        """Whether latents are independent under q, so that `part` and `with_parts` exist."""
+        return False
+
+    def part(self, names: Iterable[str]) -> Self:
+        """The q of some of the latents."""
+        raise NotImplementedError(f"the latents of a {type(self).__name__} are not independent of each other")
+
+    def with_parts(self, params: dict[str, np.ndarray]) -> Self:
+        """q with the parameters of some latents replaced."""
+        raise NotImplementedError(f"the latents of a {type(self).__name__} are not independent of each other")
+
+    # -- names --------------------------------------------------------------------------------------------------------
+
+    def params_of(self, name: str) -> np.ndarray:
+        """The parameters of one latent, where it has parameters of its own."""
+        raise NotImplementedError(f"the latents of a {type(self).__name__} share their parameters")
+
+    def parameter_labels(self) -> list[str]:
+        """A name for every parameter."""
+        return [f"parameter[{i}]" for i in range(self.num_params)]
+
+    def elements(self) -> list[str]:
+        """A name for every parameter: the element of a latent that it moves."""
+        return self.parameter_labels()
+
+    def by_noise_column(self, weights: np.ndarray) -> np.ndarray | None:
+        """Weights of the parameters from weights of the columns of the noise, None where they have no parameters of
+        their own.
+        """
+        return None
+
+    def location_params(self) -> np.ndarray:
+        """One entry a parameter: whether random starts move it."""
+        return np.ones(self.num_params, bool)
+
+    def largest_exponent(self) -> float:
+        """The largest number that draws of q are likely to exponentiate, on the way to the model's supports or in
+        scales: it says when q has run away.
+        """
+        return -np.inf

@@ -1,0 +1,181 @@
+"""Where each latent of a target stands in a draw and in the parameters of a factorised q."""
+
+import dataclasses
+from collections.abc import Mapping
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+from numpyro.distributions import biject_to
+
+from curvi.family.continuous import Normal
+from curvi.family.discrete import Bernoulli, Categorical, Poisson
+from curvi.family.factor import Factor
+from curvi.model import support as supports
+from curvi.model.latents import Latent
+from curvi.model.target import AbstractTarget
+from curvi.record.plain import register
+
+
+@register
+@dataclasses.dataclass(frozen=True)
+class Slot:
+    """Where one latent lives: `count` factors of a group from `start` on; pushed through a bijection or not."""
+
+    latent: Latent
+    group: int
+    start: int
+    count: int
+    pushed: bool
+
+    @property
+    def working_shape(self) -> tuple[int, ...]:
+        """The shape of the latent in working coordinates."""
+        return biject_to(self.latent.support).inverse_shape(self.latent.shape) if self.pushed else self.latent.shape
+
+    def element(self, index: int) -> str:
+        """The name of one element, "x[2]"; that of the latent where a bijection mixes its elements."""
+        shape = self.latent.shape
+        if not shape or self.count != int(np.prod(shape)):
+            return self.latent.name
+        return f"{self.latent.name}[{', '.join(str(i) for i in np.unravel_index(index, shape))}]"
+
+
+@register
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Static structure of a mean field: a factor and a count per group, a slot per latent."""
+
+    factors: tuple[Factor, ...]
+    counts: tuple[int, ...]
+    slots: tuple[Slot, ...]
+
+    @property
+    def groups(self) -> list[tuple[Factor, int]]:
+        return list(zip(self.factors, self.counts, strict=True))
+
+    @property
+    def latents(self) -> tuple[Latent, ...]:
+        return tuple(slot.latent for slot in self.slots)
+
+    def factor_of(self, slot: Slot) -> Factor:
+        return self.factors[slot.group]
+
+    def factors_by_name(self) -> dict[str, Factor]:
+        return {slot.latent.name: self.factor_of(slot) for slot in self.slots}
+
+    def parameter_slices(self) -> dict[str, slice]:
+        """Where in the flat vector the parameters of each latent stand."""
+        sizes = [factor.num_params * n for factor, n in self.groups]
+        offsets = np.cumsum([0, *sizes])
+        out = {}
+        for slot in self.slots:
+            k = self.factor_of(slot).num_params
+            begin = int(offsets[slot.group]) + slot.start * k
+            out[slot.latent.name] = slice(begin, begin + slot.count * k)
+        return out
+
+    @property
+    def num_params(self) -> int:
+        return sum(factor.num_params * n for factor, n in self.groups)
+
+    def rebound(self, latents: Mapping[str, Latent]) -> "Layout":
+        """The same layout with these latents in the place of its own of the same names."""
+        slots = [dataclasses.replace(slot, latent=latents.get(slot.latent.name, slot.latent)) for slot in self.slots]
+        return Layout(self.factors, self.counts, tuple(slots))
+
+    def subset(self, names: set[str]) -> "Layout":
+        """The layout of some of the latents."""
+        grouped: dict[Factor, int] = {}
+        counts: list[int] = []
+        slots = []
+        for slot in self.slots:
+            if slot.latent.name in names:
+                group = grouped.setdefault(self.factor_of(slot), len(grouped))
+                if group == len(counts):
+                    counts.append(0)
+                slots.append(dataclasses.replace(slot, group=group, start=counts[group]))
+                counts[group] += slot.count
+        return Layout(tuple(grouped), tuple(counts), tuple(slots))
+
+    def to_model(self, x: tuple[Array, ...], dtype) -> tuple[dict[str, Array], Float[Array, ""]]:
+        """The dict of latents on the model's supports, and the log Jacobian of the bijections."""
+        theta, log_det = {}, jnp.zeros((), dtype)
+        for slot in self.slots:
+            latent = slot.latent
+            part = x[slot.group][slot.start : slot.start + slot.count]
+            if slot.pushed:
+                transform = biject_to(latent.support)
+                part = part.reshape(transform.inverse_shape(latent.shape))
+                value = transform(part)
+                # Some of numpyro's bijections count in JAX's default floating-point type.
+                log_det = log_det + jnp.sum(transform.log_abs_det_jacobian(part, value)).astype(log_det.dtype)
+            else:
+                value = part.reshape(latent.shape)
+            theta[latent.name] = value.astype(latent.dtype)
+        return theta, log_det
+
+
+def lay_out(target: AbstractTarget, factors: Mapping[str, Factor]) -> tuple[Layout, np.ndarray]:
+    """The layout of these factors, defaults where none is named, and the parameters at the target's start."""
+    names = [latent.name for latent in target.latents]
+    if unknown := sorted(set(factors) - set(names)):
+        raise ValueError(
+            f"factors names latents that the target does not have: {', '.join(unknown)}; it has {', '.join(names)}"
+        )
+    grouped: dict[Factor, int] = {}
+    counts: list[int] = []
+    slots, starts = [], []
+    for latent in target.latents:
+        factor = _resolve(latent, factors.get(latent.name))
+        pushed = factor.real_line and not supports.is_real(latent.support)
+        value = target.init[latent.name]
+        working = supports.to_real(latent.support, value) if pushed else np.asarray(value)
+        working = working.reshape(-1, *factor.event_shape)
+        with np.errstate(all="ignore"):  # what is not finite is refused by name
+            params = _inside(factor.start(working).astype(target.dtype), latent)
+        group = grouped.setdefault(factor, len(grouped))
+        if group == len(counts):
+            counts.append(0)
+            starts.append([])
+        slots.append(Slot(latent, group, counts[group], working.shape[0], pushed))
+        counts[group] += working.shape[0]
+        starts[group].append(params)
+    params = np.concatenate([part.ravel() for parts in starts for part in parts])
+    return Layout(tuple(grouped), tuple(counts), tuple(slots)), params
+
+
+def describe(latent: Latent | None) -> str:
+    """A latent in a few words, for messages."""
+    if latent is None:
+        return "no further latent"
+    return f"'{latent.name}' of shape {latent.shape}, {latent.dtype}, {supports.describe(latent.support)}"
+
+
+def _resolve(latent: Latent, factor: Factor | None) -> Factor:
+    if factor is not None:
+        if not isinstance(factor, Factor):
+            raise ValueError(f"the factor of latent '{latent.name}' must be one of curvi.factors; got {factor!r}")
+        resolved = factor.resolve(latent.support, latent.shape)
+        if resolved is None:
+            raise factor.misfit(latent.name, latent.support)
+        return resolved
+    defaults = (Bernoulli(), Categorical(), Poisson()) if latent.discrete else (Normal(),)
+    for candidate in defaults:
+        if (resolved := candidate.resolve(latent.support, latent.shape)) is not None:
+            return resolved
+    raise ValueError(
+        f"latent '{latent.name}' has support {supports.describe(latent.support)}, for which there is no factor; "
+        "use a boolean, bounded integer, count or continuous support, or marginalise the latent out of the model"
+    )
+
+
+def _inside(params, latent: Latent):
+    """The start parameters, refused where `init` lies on the edge of its support (0 for a positive latent)."""
+    # A host-side check: jnp's would compile two small programs per latent.
+    if np.all(np.isfinite(np.asarray(params))):
+        return params
+    raise ValueError(
+        f"init of latent '{latent.name}' lies on the edge of its support ({supports.describe(latent.support)}); "
+        "give a start strictly inside"
+    )

@@ -1,0 +1,174 @@
+"""How draws on fixed noise follow the parameters: what compiled programs do of it, and what the host does.
+
+On fixed noise e the ELBO is a function of the parameters Gamma through the draws x(e; Gamma). A path cuts that function
+in two: *coordinates* c(Gamma), computed by the host, and draws x(e; c), differentiated in a program. What the host
+knows need not be compiled, and compilation is most of a small fit: for a normal factor the coordinates are mean and
+scale, and the program is little more than the derivatives of the log density.
+
+`DirectPath` serves every family: c is Gamma, and the program differentiates all of it. `NormalPath` serves a product of
+normal factors.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+_ENTROPY = 0.5 * (1 + np.log(2 * np.pi))  # of a standard normal
+
+
+class Path(ABC):
+    """Compared and hashed by value: it is part of the structure of a program."""
+
+    # -- in programs, on one chunk of noise ---------------------------------------------------------------------------
+
+    @abstractmethod
+    def gradients(self, q, log_joint: Callable, c, noise, each: Callable):
+        """ln p of each draw, its gradient in c averaged over the draws, and the gradient in x of each draw (None where
+        c is not a location and a scale).
+        """
+
+    @abstractmethod
+    def products(self, q, log_joint: Callable, c, along, noise, each: Callable):
+        """The derivatives of the last two along a direction of c."""
+
+    # -- on the host --------------------------------------------------------------------------------------------------
+
+    @property
+    def known_to_host(self) -> bool:
+        """Whether the host has entropy and Fisher information in closed form; else programs compute them."""
+        return False
+
+    def coordinates(self, params: np.ndarray) -> np.ndarray:
+        """c(Gamma)."""
+        return params
+
+    def tangent(self, params: np.ndarray, direction: np.ndarray) -> np.ndarray:
+        """The derivative of c along a direction of Gamma."""
+        return direction
+
+    def gradient(self, params: np.ndarray, by_coordinates: np.ndarray) -> np.ndarray:
+        """A gradient in Gamma from one in c; any leading axes."""
+        return by_coordinates
+
+    def product(self, params, direction, gradient: np.ndarray, by_coordinates: np.ndarray) -> np.ndarray:
+        """The derivative of `gradient` along `direction`, given that of the gradient in c."""
+        return by_coordinates
+
+
+class DirectPath(Path):
+    """Coordinates are the parameters; the program differentiates through q, its bijections included."""
+
+    def __init__(self, num_params: int):
+        self.size = num_params
+
+    def __eq__(self, other):
+        return type(other) is DirectPath and other.size == self.size
+
+    def __hash__(self):
+        return hash((DirectPath, self.size))
+
+    def gradients(self, q, log_joint, c, noise, each):
+        values, grads = each(lambda e: jax.value_and_grad(_value(q, log_joint, e))(c))(noise)
+        return values, grads.mean(0), None
+
+    def products(self, q, log_joint, c, along, noise, each):
+        found = each(lambda e: jax.jvp(jax.grad(_value(q, log_joint, e)), (c,), (along,))[1])(noise)
+        return found.mean(0), None
+
+
+def _value(q, log_joint, e):
+    """ln p at the draw of this noise, as a function of the parameters."""
+
+    def value(params):
+        moved = q.replace(params)
+        return log_joint(moved, moved.from_normal(e))
+
+    return value
+
+
+class NormalPath(Path):
+    """A product of n normal factors with parameters (mean, ln scale) one after the other: x = mean + scale * e."""
+
+    known_to_host = True
+
+    def __init__(self, num_factors: int):
+        self.size = num_factors
+
+    def __eq__(self, other):
+        return type(other) is NormalPath and other.size == self.size
+
+    def __hash__(self):
+        return hash((NormalPath, self.size))
+
+    def gradients(self, q, log_joint, c, noise, each):
+        mean, scale = c[: self.size], c[self.size :]
+        slope_of = jax.value_and_grad(lambda x: log_joint(q, (x,)))
+        values, slopes = each(lambda e: slope_of(mean + scale * e))(noise)
+        return values, jnp.concatenate([slopes.mean(0), (slopes * noise).mean(0)]), slopes
+
+    def products(self, q, log_joint, c, along, noise, each):
+        mean, scale, mean_step, scale_step = c[: self.size], c[self.size :], along[: self.size], along[self.size :]
+        slope_of = jax.grad(lambda x: log_joint(q, (x,)))
+
+        def one(e):
+            return jax.jvp(slope_of, (mean + scale * e,), (mean_step + scale_step * e,))[1]
+
+        products = each(one)(noise)
+        return jnp.concatenate([products.mean(0), (products * noise).mean(0)]), products
+
+    # -- on the host --------------------------------------------------------------------------------------------------
+
+    def coordinates(self, params):
+        return np.concatenate([params[0::2], np.exp(params[1::2])])
+
+    def tangent(self, params, direction):
+        return np.concatenate([direction[0::2], self.scale(params) * direction[1::2]])
+
+    def gradient(self, params, by_coordinates):
+        return _interleave(by_coordinates[..., : self.size], self.scale(params) * by_coordinates[..., self.size :])
+
+    def product(self, params, direction, gradient, by_coordinates):
+        scales = self.scale(params) * by_coordinates[self.size :] + direction[1::2] * gradient[1::2]
+        return _interleave(by_coordinates[: self.size], scales)
+
+    def location(self, v: np.ndarray) -> np.ndarray:
+        """The entries of a vector like the parameters that belong to means."""
+        return v[..., 0::2]
+
+    def scale(self, params: np.ndarray) -> np.ndarray:
+        return np.exp(params[..., 1::2])
+
+    def log_scale_entries(self, v: np.ndarray) -> np.ndarray:
+        """The entries that belong to ln scales, to be changed in place."""
+        return v[..., 1::2]
+
+    def at_mean(self, params: np.ndarray, spread=0.0) -> np.ndarray:
+        """Coordinates of draws at the mean, or `spread` times their noise away from it."""
+        return np.concatenate([params[0::2], np.broadcast_to(spread, self.size)])
+
+    def along_noise(self) -> np.ndarray:
+        """The direction of the coordinates in which each draw moves along its own noise."""
+        return np.concatenate([np.zeros(self.size), np.ones(self.size)])
+
+    def entropy(self, params: np.ndarray) -> float:
+        return float(params[1::2].sum()) + self.size * _ENTROPY
+
+    def entropy_gradient(self) -> np.ndarray:
+        return np.tile([0.0, 1.0], self.size)
+
+    def spreads(self, params: np.ndarray) -> np.ndarray:
+        """The inverse root of the Fisher information, which is diagonal."""
+        return _interleave(self.scale(params), np.full(self.size, 2**-0.5))
+
+    def whitened_scores(self, noise: np.ndarray) -> np.ndarray:
+        """Scores in coordinates where the Fisher information is the identity: e and (e^2 - 1) / sqrt 2 a factor."""
+        return _interleave(noise, (noise**2 - 1) / np.sqrt(2))
+
+
+def _interleave(means: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    out = np.empty((*means.shape[:-1], 2 * means.shape[-1]))
+    out[..., 0::2], out[..., 1::2] = means, scales
+    return out

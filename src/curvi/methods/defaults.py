@@ -1,0 +1,80 @@
+"""Which method a problem gets where none is asked for: the first row of a table whose condition holds."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from curvi.family import Family
+from curvi.methods.base import Method, Problem
+from curvi.methods.growing_draws import GrowingDraws
+from curvi.methods.plate_regression import PlateRegression
+from curvi.methods.pooled_regression import PooledRegression
+from curvi.methods.scheme_i import SchemeI
+from curvi.model.factored import FactoredTarget
+
+# Least squares on all scores needs more draws than parameters, and time like the cube of their number.
+MAX_PARAMS_REGRESSION = 512
+# Parameters of discrete latents beyond which the noise of the score's curvature is too large.
+MAX_SCORE_PARAMS = 24
+
+
+class Default(NamedTuple):
+    """A row of the table: when, which method, and why, in words for the user."""
+
+    name: str
+    holds: Callable[[Problem], bool]
+    method: Callable[[], Method]
+    reason: str
+
+
+def _plates(problem: Problem) -> bool:
+    target, q = problem.target, problem.q
+    if not isinstance(target, FactoredTarget) or not q.separable:
+        return False
+    local = sum(len(q.params_of(name)) for name, _ in target.local)
+    return q.num_params - local <= MAX_PARAMS_REGRESSION
+
+
+def _derivatives_help(problem: Problem) -> bool:
+    """Whether the model has derivatives and draws follow some parameters, and all others are of discrete latents."""
+    target, q = problem.target, problem.q
+    discrete = {latent.name for latent in target.latents if latent.discrete}
+    followed = {latent.name for latent in q.latents} - set(q.latents_without_path)
+    return target.order >= 1 and bool(followed) and set(q.latents_without_path) <= discrete
+
+
+def _few(q: Family) -> bool:
+    return q.num_params <= MAX_PARAMS_REGRESSION
+
+
+DEFAULTS: tuple[Default, ...] = (
+    Default(
+        "rows of a plate",
+        _plates,
+        PlateRegression,
+        "discrete latents belong to the rows of a plate: their best q is known in closed form given the other latents",
+    ),
+    Default(
+        "derivatives",
+        lambda p: _derivatives_help(p) and (p.q.num_score_params <= MAX_SCORE_PARAMS or not _few(p.q)),
+        GrowingDraws,
+        "the log density has derivatives: Newton's method along the draws of q",
+    ),
+    Default(
+        "values, few parameters",
+        lambda p: _few(p.q) or p.target.black_box,
+        PooledRegression,
+        "values of the log density are all there is, or all that helps: second-order regression on pooled draws",
+    ),
+    Default(
+        "values, many parameters",
+        lambda p: True,
+        SchemeI,
+        f"values alone and more than {MAX_PARAMS_REGRESSION} parameters: curvature of rank S by conjugate gradients",
+    ),
+)
+
+
+def default_method(problem: Problem) -> tuple[Method, str]:
+    """The default method for a problem, and why."""
+    row = next(row for row in DEFAULTS if row.holds(problem))
+    return row.method(), row.reason

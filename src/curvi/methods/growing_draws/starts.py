@@ -1,0 +1,40 @@
+"""Several starts, and starts that lead nowhere."""
+
+import numpy as np
+
+from curvi.control.climb import ON_FIXED_DRAWS, End, climb_step
+from curvi.estimate.fixed_draws.objective import Objective
+from curvi.methods.base import News, Problem
+from curvi.methods.growing_draws.state import GrowingState
+from curvi.methods.growing_draws.streams import FOR_CLIMBING, FOR_STARTS
+
+ENDLESS = 200  # a maximum is tens of steps away; hundreds without one in sight are a climb that does not end
+_LARGEST_EXPONENT = 0.25  # of a q that ran away, as a share of the largest number's logarithm
+_START_SPREAD = 2.0  # in unconstrained units, as NumPyro's init_to_uniform and Stan's random inits
+
+
+def ran_away(objective: Objective, state: GrowingState) -> bool:
+    """Whether the climb has no end in sight, or took q beyond all scales: a flat or unbounded density."""
+    if state.taken >= ENDLESS:
+        return True
+    largest = state.family.replace(state.params).largest_exponent()
+    return largest > _LARGEST_EXPONENT * np.log(np.finfo(objective.dtype).max)
+
+
+def try_start(problem: Problem, objective: Objective, state: GrowingState, gain_tolerance: float, num_steps: int):
+    """Climb from the next of several starts on the first round's draws; after the last, go on from the best."""
+    tried = len(state.start_elbos)
+    given = np.asarray(problem.q.params, np.float64)
+    rng = objective.source.generator(FOR_STARTS, tried)
+    shift = np.zeros(given.shape) if tried == 0 else _START_SPREAD * rng.standard_normal(given.shape)
+    start = given + shift * state.family.location_params()
+    fixed = objective.noise(start, (FOR_CLIMBING, 0), state.num_draws)
+    local, radius = objective(start, fixed), ON_FIXED_DRAWS.initial
+    end = None if local.finite() else End.BAD_START
+    while end is None and num_steps > 0:
+        climbed = climb_step(objective, local, radius, gain_tolerance)
+        local, radius, end, num_steps = climbed.local, climbed.radius, climbed.end, num_steps - 1
+    elbo = -np.inf if end is End.BAD_START else local.value
+    if np.isfinite(elbo) and elbo > np.max(state.start_elbos, initial=-np.inf):
+        state = state.but(params=local.params, radius=max(radius, 0.1))
+    return state.but(start_elbos=np.append(state.start_elbos, elbo)), News()

@@ -1,0 +1,188 @@
+"""The verdict: what is left to gain, whether that can be believed, and the ELBO on fresh draws."""
+
+import dataclasses
+
+import numpy as np
+
+from curvi.certify import consistency
+from curvi.certify.fixed_draws import draws_bias, remaining_gain
+from curvi.certify.gain import UNKNOWN, Gain, unfinished
+from curvi.certify.look_ahead import gained_between, look_ahead
+from curvi.control.climb import End
+from curvi.estimate.fixed_draws.local import FixedDrawsModel
+from curvi.estimate.fixed_draws.objective import Objective
+from curvi.estimate.fixed_draws.sweep import CHUNK
+from curvi.methods.base import Problem
+from curvi.methods.growing_draws.starts import ENDLESS
+from curvi.methods.growing_draws.state import GrowingState
+from curvi.methods.growing_draws.streams import FOR_AHEAD, FOR_CERTIFYING, FOR_CHECKING, FOR_CONSISTENCY
+from curvi.outcome import Outcome
+from curvi.record.history import mean_and_error
+
+_LARGEST_ERROR = 1.0  # nats: an ELBO less certain than this, and a hundredth a dimension, is of no use
+_VAGUE = 0.5  # nats: a remaining gain less certain than this after hundreds of steps is no certificate
+# Draws of the final check; fewer where dimension and with it the cost of a draw is likely to be large.
+_MOST_CHECK_DRAWS, _LEAST_CHECK_DRAWS, _LARGE = 1024, 256, 64
+_AHEAD_PARTS = 8  # independent parts of the draws that judge a look ahead
+
+
+def certificate(
+    problem: Problem, objective: Objective, state: GrowingState, tolerance: float, copies: tuple[np.ndarray, ...]
+) -> tuple[Gain, FixedDrawsModel]:
+    """The remaining gain on fresh draws; where it is small, with consistency checks of what it rests on.
+
+    `copies` are errors of the parameters that are known already.
+    """
+    stream = (FOR_CERTIFYING, state.index)
+    gain, local = remaining_gain(objective, state.params, stream, state.num_draws)
+    gain = dataclasses.replace(gain, copies=(*copies, *gain.copies))
+    if not gain.within(tolerance):
+        return gain, local
+    if not _value_is_known(problem, objective, state):
+        return Gain(np.inf, np.inf, copies=gain.copies), local
+    doubt = _smoothness(problem, objective, state, consistency.LARGEST_DISCREPANCY)
+    if doubt is not None:
+        nats, error = (np.inf, np.inf) if doubt.outcome is Outcome.NON_FINITE else (gain.nats, gain.error)
+        return Gain(nats, error, doubt.outcome, doubt.weights, gain.copies), local
+    found = consistency.unseen_direction(objective, local, FOR_CONSISTENCY)
+    if found is None:
+        return gain, local
+    doubt = _smoothness(problem, objective, state, consistency.SUSPECT_DISCREPANCY) or found
+    return Gain(np.inf, np.inf, doubt.outcome, doubt.weights, gain.copies), local
+
+
+def outcome_of_last_round(
+    problem: Problem, objective: Objective, state: GrowingState, local: FixedDrawsModel, gain: Gain, tolerance: float
+) -> Gain:
+    """The gain of a fit that cannot have more draws, with what stands in the way of convergence as its doubt."""
+    end = None if state.climb is None else state.climb.how
+    if gain.doubt is not None:
+        return gain
+    weights = gain.weights if gain.weights is not None else suspects(local)
+    gain = dataclasses.replace(gain, weights=weights)
+    if gain.known and state.taken >= ENDLESS and gain.error > _VAGUE:
+        gain = dataclasses.replace(gain, nats=np.inf, error=np.inf)
+        return dataclasses.replace(gain, doubt=Outcome.NOT_A_MAXIMUM)
+    if not gain.known and objective.num_score_params:
+        # What curves upwards may be the noise of the score's curvature.
+        return dataclasses.replace(gain, doubt=Outcome.NOISE_LIMIT)
+    if not gain.known or end is End.STUCK:
+        # On a smooth density some step is short enough to be predicted, unless rounding hides what it gains.
+        doubt = _smoothness(problem, objective, state, consistency.SUSPECT_DISCREPANCY)
+        if doubt is not None:
+            return dataclasses.replace(gain, doubt=doubt.outcome, weights=doubt.weights)
+        return dataclasses.replace(gain, doubt=Outcome.PRECISION if gain.known else Outcome.NOT_A_MAXIMUM)
+    if end is End.PRECISION:
+        return dataclasses.replace(gain, doubt=Outcome.PRECISION)
+    return dataclasses.replace(gain, doubt=unfinished(gain, tolerance))
+
+
+def certify_end(
+    problem: Problem,
+    objective: Objective,
+    state: GrowingState,
+    local: FixedDrawsModel,
+    tolerance: float,
+    gain_tolerance: float,
+) -> Gain:
+    """The verdict on a fit that was stopped, wherever it stands."""
+    if not local.finite():
+        return dataclasses.replace(UNKNOWN, doubt=Outcome.MAX_STEPS, weights=suspects(local))
+    bias = draws_bias(local)
+    weights = None if bias.definite else np.abs(bias.error / local.spreads)
+    gain = Gain(np.inf, np.inf, weights=weights, copies=(bias.error,))
+    if bias.definite:
+        gain, _ = certificate(problem, objective, state, tolerance, (bias.error,))
+        if gain.within(tolerance):
+            return gain
+    out_of_steps = state.climb is None or state.climb.how is None
+    if gain.doubt is None and out_of_steps and (gain.known or state.taken < ENDLESS):
+        gain = dataclasses.replace(gain, doubt=Outcome.MAX_STEPS)
+    gain = outcome_of_last_round(problem, objective, state, local, gain, tolerance)
+    if gain.weights is None:
+        gain = dataclasses.replace(gain, weights=suspects(local))
+    if gain.doubt in (Outcome.MAX_STEPS, Outcome.NOISE_LIMIT):
+        gain = _ahead(objective, state, local, gain, gain_tolerance)
+    return gain
+
+
+def _ahead(
+    objective: Objective, state: GrowingState, local: FixedDrawsModel, gain: Gain, gain_tolerance: float
+) -> Gain:
+    """A better word on what is left to gain at a q that is not the end of the climb, where one is found."""
+    stream = (FOR_AHEAD, state.taken)
+    # An answer is not worth more steps than the fit itself took.
+    ahead = look_ahead(objective, local, state.radius, gain_tolerance, state.taken, (*stream, 0))
+    # Matched draws: their fourth moments bias a value, but hardly the difference of two.
+    fresh = objective.noise(state.params, (*stream, 1), _check_draws(objective, state), _AHEAD_PARTS)
+    found = gained_between(objective, state.params, ahead.params, fresh)
+    if found is None or not np.all(np.isfinite([*found, ahead.left, ahead.error])):
+        return gain
+    gained, error = found
+    # A climb that was cut short says more than the certificate only where most of the way was seen.
+    if not (ahead.done or ahead.left <= gained):
+        return gain
+    nats, error = max(gained + ahead.left, 0.0), float(np.hypot(error, ahead.error))
+    return dataclasses.replace(gain, nats=nats, error=error)
+
+
+def suspects(local: FixedDrawsModel) -> np.ndarray:
+    """Where nothing more telling is known: where draws are not finite, or what the gradient still pulls at."""
+    return np.abs(local.grad * local.spreads) if local.finite() else consistency.where_not_finite(local)
+
+
+# -- fresh plain draws ------------------------------------------------------------------------------------------------
+
+
+def plain_elbo(problem: Problem, objective: Objective, state: GrowingState) -> tuple[float, float]:
+    """ELBO and its standard error on fresh draws."""
+    local = _plain_model(problem, objective, state)
+    num_pairs = local.fixed.num_draws // 2  # independent of each other, on this noise
+    values = local.part_means(num_pairs)
+    if objective.expansion is not None:
+        scale = objective.path.scale(state.params)  # type: ignore[attr-defined]
+        excess = objective.expansion.part_excess(local.fixed.parts(num_pairs), scale)[0]
+        # H0 is that of the mean, which may be far from typical: as much of it as explains the values.
+        values = values - _share(values, excess) * excess
+    mean, error = mean_and_error(values)
+    return mean + local.exact, error
+
+
+def _plain_model(problem: Problem, objective: Objective, state: GrowingState) -> FixedDrawsModel:
+    """Fresh plain draws at the current q: for consistency checks, and for the final ELBO.
+
+    Matched noise is fine for a gradient, but would bias the value itself by its fourth moments.
+    """
+
+    def make() -> FixedDrawsModel:
+        num_draws = _check_draws(objective, state)
+        parts = max(num_draws // (4 * CHUNK), 2)
+        fixed = objective.noise(state.params, (FOR_CHECKING, state.taken), num_draws, parts, match=False)
+        return objective(state.params, fixed)
+
+    return problem.once("plain", make, state.params)
+
+
+def _check_draws(objective: Objective, state: GrowingState) -> int:
+    num_draws = _MOST_CHECK_DRAWS
+    if objective.dimension > _LARGE:
+        num_draws = int(np.clip(4 * state.last_draws, _LEAST_CHECK_DRAWS, _MOST_CHECK_DRAWS))
+    return min(num_draws, objective.capacity)
+
+
+def _value_is_known(problem: Problem, objective: Objective, state: GrowingState) -> bool:
+    """Whether fresh draws agree on the value: a few may have missed a tail in which ln p falls without bound."""
+    if problem.target.minibatched:
+        return True
+    return plain_elbo(problem, objective, state)[1] < _LARGEST_ERROR + 0.01 * objective.dimension
+
+
+def _smoothness(problem: Problem, objective: Objective, state: GrowingState, largest: float):
+    local = _plain_model(problem, objective, state)
+    return consistency.smoothness(objective, local, FOR_CONSISTENCY, largest)
+
+
+def _share(values: np.ndarray, excess: np.ndarray) -> float:
+    """The multiple of `excess` that leaves the least of the values' variance."""
+    spread = np.var(excess)
+    return float(np.mean((values - values.mean()) * (excess - excess.mean())) / spread) if spread > 0 else 0.0

@@ -1,0 +1,28 @@
+"""Frozen dataclasses that JAX sees as trees of arrays.
+
+Equinox's modules are that and more, but take fifty times as long to make: what is made at every step of a host loop is
+one of these.
+"""
+
+import dataclasses
+from typing import TypeVar, dataclass_transform
+
+import jax
+
+Class = TypeVar("Class", bound=type)
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
+def pytree(cls: Class) -> Class:
+    """Make a class a frozen dataclass and a pytree; fields made by `static` belong to its structure."""
+    frozen = dataclasses.dataclass(frozen=True)(cls)
+    fields = dataclasses.fields(frozen)
+    static = [field.name for field in fields if field.metadata.get("static", False)]
+    arrays = [field.name for field in fields if field.name not in static]
+    jax.tree_util.register_dataclass(frozen, data_fields=arrays, meta_fields=static)
+    return frozen
+
+
+def static(**options):
+    """A field that is part of the structure of a tree, not one of its arrays."""
+    return dataclasses.field(metadata={"static": True}, **options)

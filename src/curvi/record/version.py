@@ -1,0 +1,3 @@
+"""The version of curvi."""
+
+VERSION = "0.2.0"

@@ -1,0 +1,168 @@
+"""The run: advances the state of a method until a certificate, a limit, or an interruption ends it.
+
+This file alone knows of the clock, interrupts, progress, history and limits, and of what is said of a fit that did not
+converge; so every method is interrupted, resumed and reported alike.
+"""
+
+import dataclasses
+import time
+from typing import Any
+
+import numpy as np
+
+from curvi.certify.gain import UNKNOWN, Gain, unfinished
+from curvi.family import Family
+from curvi.methods.base import Budget, Method, News, Problem
+from curvi.model.black_box import BlackBoxError
+from curvi.outcome import Outcome
+from curvi.record.checkpoint import Checkpoint, Leaves
+from curvi.record.clock import Clock
+from curvi.record.counts import CallCounts
+from curvi.record.history import History
+from curvi.record.progress import Progress
+
+_ADVANCE_SECONDS = 0.25  # how long an advance should take: the host looks at limits and shows progress in between
+_MOST_STEPS = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What a fit may spend: steps, seconds of wall time, evaluations of the model (`CallCounts.evaluations`)."""
+
+    num_steps: int
+    max_seconds: float | None = None
+    max_evaluations: int | None = None
+
+
+@dataclasses.dataclass
+class Run:
+    """A run and what came of it."""
+
+    method: Method
+    problem: Problem
+    key: Any
+    clock: Clock
+    display: Progress
+    state: Any
+    rows: list[dict]
+    counts: CallCounts
+    gain: Gain = UNKNOWN
+    elbo: float = float("nan")
+    elbo_se: float = float("inf")
+    failure: BlackBoxError | None = None
+
+    @classmethod
+    def begin(cls, method: Method, problem: Problem, key, clock: Clock, display: Progress) -> "Run":
+        return cls(method, problem, key, clock, display, method.init(problem, key), [], CallCounts())
+
+    @classmethod
+    def resume(cls, method: Method, problem: Problem, at: Checkpoint, clock: Clock, display: Progress) -> "Run":
+        state = at.state.into(method.init(problem, at.key)) if isinstance(at.state, Leaves) else at.state
+        return cls(method, problem, at.key, clock, display, state, at.history.rows(), at.counts)
+
+    def until(self, limits: Limits, tolerance: float) -> Outcome:
+        """Run until something ends it; the state, the gain and the ELBO are those of the last q whatever happens."""
+        try:
+            outcome = self._advance(limits, tolerance)
+            if outcome in _OUT_OF:
+                # What is left to gain where nobody stopped by choice; the state stays, to be resumed from.
+                self._keep(self.method.certify(self.problem, self.state, self.key, tolerance))
+                self.counts = _plus(self.counts, self.gain.counts)
+                if self.gain.within(tolerance):
+                    outcome = Outcome.CONVERGED
+                elif outcome is Outcome.MAX_STEPS:
+                    outcome = unfinished(self.gain, tolerance)
+            self.elbo, self.elbo_se, calls = self.method.elbo(self.problem, self.state, self.key)
+            self.counts = _plus(self.counts, calls)
+        except KeyboardInterrupt:
+            outcome = Outcome.INTERRUPTED
+        except BlackBoxError as error:
+            self.failure, outcome = error, Outcome.MODEL_FAILED
+        finally:
+            self.problem.target.close()
+        if np.isnan(self.elbo) and self.rows:
+            # Interrupted before fresh draws were taken: what the last step knew.
+            self.elbo, self.elbo_se = float(self.rows[-1]["elbo"]), float(self.rows[-1]["elbo_se"])
+        return outcome
+
+    def _advance(self, limits: Limits, tolerance: float) -> Outcome:
+        taken, size = 0, 1
+        spent = self.counts.evaluations
+        while True:
+            if taken >= limits.num_steps:
+                return Outcome.MAX_STEPS
+            if limits.max_seconds is not None and self.clock.elapsed() >= limits.max_seconds:
+                return Outcome.MAX_SECONDS
+            if limits.max_evaluations is not None and self.counts.evaluations - spent >= limits.max_evaluations:
+                return Outcome.MAX_EVALUATIONS
+            before = time.perf_counter()
+            budget = Budget(min(size, limits.num_steps - taken), tolerance)
+            self.state, news = self.method.advance(self.problem, self.state, self.key, budget)
+            self._note(news)
+            taken += len(news.rows)
+            if news.gain is not None:
+                self._keep(news.gain)
+                if news.gain.within(tolerance):
+                    return Outcome.CONVERGED
+            elif news.rows:
+                self.gain = dataclasses.replace(UNKNOWN, copies=self.gain.copies)  # what was known is of another q
+            if news.outcome is not None:
+                return news.outcome
+            passed = time.perf_counter() - before
+            size = int(np.clip(size * _ADVANCE_SECONDS / max(passed, 1e-3), 1, min(2 * size, _MOST_STEPS)))
+
+    def _keep(self, gain: Gain) -> None:
+        self.gain = gain if gain.copies else dataclasses.replace(gain, copies=self.gain.copies)
+
+    def _note(self, news: News) -> None:
+        seconds = self.clock.running()
+        for i, row in enumerate(news.rows):
+            # Methods count calls from the first step of an advance on.
+            calls = self.counts.log_density + int(row.get("log_density", news.counts.log_density))
+            self.rows.append({**row, "log_density": calls, "seconds": seconds})
+            if i == len(news.rows) - 1:
+                self.display.show(len(self.rows), self.rows[-1], _plus(self.counts, news.counts))
+        self.counts = _plus(self.counts, news.counts)
+
+    # -- what is left behind ------------------------------------------------------------------------------------------
+
+    @property
+    def q(self) -> Family:
+        return self.state.q
+
+    def history(self) -> History:
+        return History.of_rows(self.rows)
+
+    def suspects(self) -> tuple[str, ...]:
+        """The elements of latents that trouble points to."""
+        return name_suspects(self.q, self.gain.weights)
+
+    def checkpoint(self, tolerance: float) -> Checkpoint:
+        starts = self.problem.num_starts
+        return Checkpoint(self.key, self.state, self.history(), self.counts, float(tolerance), starts)
+
+
+_OUT_OF = (Outcome.MAX_STEPS, Outcome.MAX_SECONDS, Outcome.MAX_EVALUATIONS)
+
+
+def _plus(counts: CallCounts, more: CallCounts) -> CallCounts:
+    return counts.plus(more.log_density, more.gradient, more.hvp)
+
+
+_MOST_SUSPECTS = 3
+_SHARE = 0.3  # of the largest weight: elements with less than that are not named
+
+
+def name_suspects(q: Family, weights: np.ndarray | None) -> tuple[str, ...]:
+    """Elements of latents such as x[2] whose parameters have the largest weights, at most three."""
+    if weights is None or not len(weights):
+        return ()
+    weights = np.nan_to_num(np.asarray(weights, float), nan=np.inf, posinf=np.finfo(float).max)
+    order = np.argsort(-weights, kind="stable")
+    elements, largest = q.elements(), weights[order[0]]
+    named: dict[str, None] = {}
+    for index in order:
+        if len(named) == _MOST_SUSPECTS or not weights[index] > 0 or weights[index] < _SHARE * largest:
+            break
+        named[elements[index]] = None
+    return tuple(named)

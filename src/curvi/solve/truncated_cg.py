@@ -1,0 +1,85 @@
+"""Conjugate gradients that stop at the edge of a ball and at negative curvature (Steihaug 1983; Toint 1981).
+
+For A x = b the iterates grow in norm, so that the first one outside of a ball |x|^2 / 2 <= radius ends the search: x
+is cut where its last step leaves the ball. A direction with d'Ad <= 0 is followed to the edge; where there is none the
+search ends before it. Written once, run on the host or compiled (`loops`).
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from curvi.solve.loops import Loop
+
+
+class Truncated(NamedTuple):
+    """Where the search ended.
+
+    Attributes
+    ----------
+    x, rest
+        The iterate, and b - A x by recursion.
+    direction
+        The last direction: one of negative curvature where `negative`.
+    product
+        rest' M^-1 rest, with M the preconditioner.
+    num_products
+        Products with A.
+    on_edge, negative, bad
+        Whether x lies on the edge of the ball; whether negative curvature was met; whether M is not definite.
+    """
+
+    x: Any
+    rest: Any
+    direction: Any
+    product: Any
+    num_products: Any
+    on_edge: Any
+    negative: Any
+    bad: Any
+
+
+def truncated_cg(
+    multiply: Callable,
+    b,
+    *,
+    loop: Loop,
+    max_products,
+    unfinished: Callable,
+    radius=None,
+    precondition: Callable | None = None,
+) -> Truncated:
+    """Search for the solution of A x = b, A given by `multiply`, for as long as `unfinished(rest, product)` holds.
+
+    `radius` None stands for no ball at all; a ball goes with no preconditioner: its norm is that of the coordinates.
+    """
+    xp = loop.xp
+    direction = b if precondition is None else precondition(b)
+
+    def going(at: Truncated):
+        return unfinished(at.rest, at.product) & (at.num_products < max_products) & ~(at.on_edge | at.negative | at.bad)
+
+    def advance(at: Truncated) -> Truncated:
+        image = multiply(at.direction)
+        bend = at.direction @ image
+        negative, bad = ~(bend > 0), ~(at.product > 0)
+        length = at.product / loop.choose(negative, lambda: xp.ones_like(bend), lambda: bend)
+        if radius is None:
+            on_edge = xp.zeros_like(negative)
+            length = loop.choose(negative | bad, lambda: xp.zeros_like(length), lambda: length)
+        else:
+            dd, xd, xx = at.direction @ at.direction, at.x @ at.direction, at.x @ at.x
+            on_edge = negative | (xx + length * (2 * xd + length * dd) >= 2 * radius)
+            # |x + length d|^2 = 2 radius
+            edge = lambda: (xp.sqrt(xp.maximum(xd * xd + dd * (2 * radius - xx), 0.0)) - xd) / dd  # noqa: E731
+            length = loop.choose(on_edge, edge, lambda: length)
+        x, rest = at.x + length * at.direction, at.rest - length * image
+        white = rest if precondition is None else precondition(rest)
+        product = rest @ white
+        ended = on_edge | negative | bad
+        next_direction = loop.choose(ended, lambda: at.direction, lambda: white + product / at.product * at.direction)
+        return Truncated(x, rest, next_direction, product, at.num_products + 1, on_edge, negative, bad)
+
+    no = xp.zeros((), bool)
+    # Zero times the right-hand side: a number in it that is not finite must reach x.
+    start = Truncated(0 * b, b, direction, b @ direction, xp.zeros((), "int32"), no, no, no)
+    return loop.repeat(going, advance, start)

@@ -20,17 +20,17 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import optax
+from curvi.methods.pooled_regression.run import PooledRun
 from numpyro.infer import SVI, TraceGraph_ELBO
 
 import discrete_tables
 import held_out
 import lines
-from curvi import MeanField, examples
+import reference_models as examples
+from curvi import MeanField
 from curvi.estimate import AnchoredScore
-from curvi.examples.exact import basin, change_point_elbo, enumerated_elbo
 from curvi.methods import BBVI, PooledRegression
 from curvi.methods.pooled_regression.method import rare_draws
-from curvi.methods.pooled_regression.run import PooledRun
 from curvi.model.target import AbstractTarget
 from curvi.record.clock import Clock
 from curvi.record.progress import Silent
@@ -38,6 +38,7 @@ from discrete_tables import ADAM, CENTRED, NUMPYRO
 from numpyro_program import numpyro_program
 from problems import Problem
 from race import LOOK, Entry, race
+from reference_models.exact import basin, change_point_elbo, enumerated_elbo
 
 RESULTS = Path(__file__).parent / "results" / "discrete.jsonl"
 THRESHOLD = 0.1

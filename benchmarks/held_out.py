@@ -8,8 +8,9 @@ import numpy as np
 from jax.scipy.special import digamma, gammaln
 from numpyro.distributions import constraints
 
-from curvi import MeanField, Target, examples, factors
-from curvi.examples.exact import enumerated_elbo
+import reference_models as examples
+from curvi import MeanField, Target, factors
+from reference_models.exact import enumerated_elbo
 
 # Velocities of galaxies in thousands of km/s, each tenth of the 82 of K. Roeder, "Density estimation with confidence
 # sets exemplified by superclusters and voids in the galaxies", JASA 85 (1990), 617-624.

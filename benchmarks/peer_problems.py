@@ -156,7 +156,7 @@ _PYMC = {
 def breast_cancer() -> Problem:
     from sklearn.datasets import load_breast_cancer
 
-    from curvi.demo import breast_cancer_target
+    from curvi.cli.race import breast_cancer_target
 
     def build():
         import pymc as pm

@@ -9,7 +9,7 @@ import numpy as np
 import scipy.optimize
 
 import curvi
-from curvi.demo import breast_cancer_target
+from curvi.cli.race import breast_cancer_target
 
 
 @dataclasses.dataclass(frozen=True)

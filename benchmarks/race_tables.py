@@ -25,8 +25,9 @@ def breast_cancer(found) -> list[str]:
     return [
         "## 2. Breast cancer: calls to within 1 nat",
         paragraph(
-            "Logistic regression with 31 coefficients (`curvi.demo.breast_cancer_target`), from `MeanField(target)`, "
-            "some 410 nats below the best mean field. Under a mean field of Normals each logit is Normal, so the "
+            "Logistic regression with 31 coefficients (`breast_cancer_target` of `curvi demo`), from "
+            "`MeanField(target)`, some 410 nats below the best mean field. Under a mean field of Normals each logit is "
+            "Normal, so the "
             "ELBO, its maximum and every gap come from Gauss-Hermite quadrature, without Monte Carlo noise. The gap "
             "is looked at whenever the number of steps has grown by 5 %. Each method stands at its best setting, "
             "median over three seeds; the same seeds choose the setting and make the figure, for all methods alike. "

@@ -14,12 +14,13 @@ from numpyro.distributions import biject_to
 from numpyro.infer import init_to_value, util
 
 import curvi
-from curvi import FactoredTarget, MeanField, Target, examples
+import reference_models as examples
+from curvi import FactoredTarget, MeanField, Target
 from curvi.adapters import from_numpyro
-from curvi.examples.exact import basin, enumerated_elbo
 from curvi.fit import _default_method
 from curvi.methods import GrowingDraws, PlateRegression
 from curvi.model.factored import check_rows, num_values
+from reference_models.exact import basin, enumerated_elbo
 
 N = 6
 RNG = np.random.default_rng(0)

@@ -89,10 +89,10 @@ def replicate(estimator, target, q, keys):
             "grad": local.grad,
             "hessian": local.curvature.dense(),
             "product": local.curvature.mv(direction),
-            "slope_variance": local.slope_variance(direction),
-            "group_mean": local.group_grads.mean(0),
-            "log_ratio": local.log_ratios.mean(),
-            "noise": local.half_difference(),
+            "slope_variance": local.noise.variance_along(direction),
+            "group_mean": local.noise.groups.mean(0),
+            "draw_value": local.draw_values.mean(),
+            "noise": local.noise.copy(),
         }
 
     return jax.lax.map(one, keys, batch_size=500)
@@ -136,7 +136,7 @@ def check_parts_agree(found, truth):
     np.testing.assert_allclose(found["product"], found["hessian"] @ direction, rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(found["hessian"], np.swapaxes(found["hessian"], 1, 2), rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(found["group_mean"], found["grad"], rtol=1e-9, atol=1e-9)
-    assert_mean(found["log_ratio"], truth.value)
+    assert_mean(found["draw_value"], truth.value)
 
 
 def check_reported_noise(found, truth):
@@ -430,8 +430,8 @@ def test_draws_that_do_not_divide_are_refused(estimator, message):
 def test_one_group_of_draws_does_not_know_its_noise():
     problem = exact.precision_and_location()
     local = eqx.filter_jit(PaperScore(1))(problem.target, problem.q, jax.random.key(0))
-    assert np.isinf(local.value_se) and np.isinf(local.slope_variance(local.grad))
-    assert np.all(np.isnan(local.half_difference()))
+    assert np.isinf(local.value_se) and np.isinf(local.noise.variance_along(local.grad))
+    assert np.all(np.isnan(local.noise.copy()))
 
 
 def test_curvature_is_block_diagonal_plus_low_rank():

@@ -256,12 +256,12 @@ def test_kl(row):
 
 
 @pytest.mark.parametrize("name", ["Bernoulli", "Categorical"])
-def test_floored_factors_have_no_rare_value(name):
+def test_raised_factors_have_no_rare_value(name):
     row = BY_NAME[name]
-    floored = row.factor.floored(50 * row.params, 0.01)
+    floored = row.factor.with_min_probability(50 * row.params, 0.01)
     probability = np.exp(jax.vmap(row.factor.log_prob, (None, 0))(floored, row.nodes))
     assert 0.009 < probability.min() < 0.011
-    np.testing.assert_allclose(row.factor.floored(floored, 0.001), floored, rtol=1e-12)
+    np.testing.assert_allclose(row.factor.with_min_probability(floored, 0.001), floored, rtol=1e-12)
 
 
 @rows
@@ -488,11 +488,11 @@ def test_equal_factors_are_equal_and_hash_alike():
 
 @pytest.mark.parametrize("share", [0.5, 0.1])
 @pytest.mark.parametrize("row", [row for row in ROWS if row.factor.values is not None], ids=lambda row: row.name)
-def test_widened_factors_are_flatter_and_never_exclude_a_value(row, share):
+def test_flattened_factors_are_flatter_and_never_exclude_a_value(row, share):
     count = len(row.factor.values)
     values = jnp.repeat(jnp.asarray(row.factor.values)[:, None], len(row.params), 1)
     own = np.exp(jax.vmap(row.factor.log_prob, (None, 0))(row.params, values))
-    wide = np.exp(jax.vmap(row.factor.log_prob, (None, 0))(row.factor.widened(row.params, share), values))
+    wide = np.exp(jax.vmap(row.factor.log_prob, (None, 0))(row.factor.flattened(row.params, share), values))
     np.testing.assert_allclose(wide.sum(0), 1, atol=1e-12)
     flat = np.sqrt(own) / np.sqrt(own).sum(0)
     np.testing.assert_allclose(wide, (1 - share) * flat + share / count, atol=1e-12)

@@ -9,7 +9,6 @@ from numpyro.distributions import constraints
 
 import curvi
 from curvi import MeanField
-from curvi.estimate.fixed_draws import family_sweep
 from curvi.estimate.fixed_draws.objective import Objective
 
 NODES, NODE_WEIGHTS = np.polynomial.hermite_e.hermegauss(40)
@@ -61,11 +60,12 @@ DIRECTION = np.cos(2.0 * np.arange(Q.num_params))
 
 def replicates(params, num_draws=256, count=300):
     objective = Objective(TARGET, Q, jax.random.key(0), num_draws)
+    objective.exact_products = True
     found = []
     for index in range(count):
         noise = objective.noise(BEFORE, (index,), num_draws)
-        look = objective(params, noise)
-        found.append((look.value, look.grad, objective.product(params, noise, look, DIRECTION), look.part_grads))
+        local = objective(params, noise)
+        found.append((local.value, local.grad, local.curvature.mv(DIRECTION), local.noise.groups))
     return [np.stack(column) for column in zip(*found)]
 
 
@@ -83,10 +83,10 @@ def test_value_gradient_and_product_are_right_on_average(params):
 
 def test_a_gradient_without_scores_fails_the_law(monkeypatch):
     def without_score(q, x):
-        return jax.lax.stop_gradient(staying_log_prob(q, x))
+        return jax.lax.stop_gradient(weighed_log_prob(q, x))
 
-    staying_log_prob = family_sweep.staying_log_prob
-    monkeypatch.setattr(family_sweep, "staying_log_prob", without_score)
+    weighed_log_prob = MeanField.weighed_log_prob
+    monkeypatch.setattr(MeanField, "weighed_log_prob", without_score)
     jax.clear_caches()
     _, grad, _, _ = replicates(BEFORE, count=60)
     jax.clear_caches()
@@ -96,9 +96,10 @@ def test_a_gradient_without_scores_fails_the_law(monkeypatch):
 
 def test_gradient_and_product_are_derivatives_on_fixed_draws():
     objective = Objective(TARGET, Q, jax.random.key(1), 256)
+    objective.exact_products = True
     noise = objective.noise(BEFORE, (0,), 256)
     look = objective(MOVED, noise)
-    product = objective.product(MOVED, noise, look, DIRECTION)
+    product = look.curvature.mv(DIRECTION)
     ahead, behind = (objective(MOVED + side * 1e-5 * DIRECTION, noise) for side in (1, -1))
     np.testing.assert_allclose((ahead.value - behind.value) / 2e-5, look.grad @ DIRECTION, rtol=1e-6)
     np.testing.assert_allclose((ahead.grad - behind.grad) / 2e-5, product, rtol=1e-5, atol=1e-7)

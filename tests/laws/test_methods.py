@@ -14,6 +14,7 @@ import pytest
 from curvi import MeanField, fit
 from curvi.curvature import DenseMatrix
 from curvi.estimate import AnchoredScore, Counts, LocalModel, PaperScore, Pathwise
+from curvi.estimate.noise import GroupNoise
 from curvi.estimate.sampling import FINAL_DRAWS
 from curvi.methods import (
     BBVI,
@@ -21,11 +22,11 @@ from curvi.methods import (
     Algorithm0,
     GrowingDraws,
     HessianFree,
-    Method,
     NaturalGradient,
     Safeguard,
     SchemeI,
     SchemeII,
+    StepMethod,
     adaptive_rate,
     robbins_monro,
 )
@@ -58,7 +59,7 @@ LITERAL = {
     "Scheme II": SchemeII.literal(50.0, 32, max_terms=20),
     "Scheme II, corrected": SchemeII.literal(50.0, 32, max_terms=20, corrected=True),
 }
-STEPWISE = [name for name, (method, _, _) in METHODS.items() if isinstance(method, Method)]
+STEPWISE = [name for name, (method, _, _) in METHODS.items() if isinstance(method, StepMethod)]
 
 
 def run(problem, method, num_steps, seed=0):
@@ -118,7 +119,7 @@ def check_accounts(found, method, num_steps):
     assert np.all(np.diff(history.seconds) >= 0) and np.all(history.num_draws > 0)
     # The certificate and the final evaluation come on top of the steps.
     assert counts.log_density > history.log_density[-1]
-    if isinstance(method, Method):
+    if isinstance(method, StepMethod):
         assert counts.log_density >= history.log_density[-1] + FINAL_DRAWS
         # A step costs its draws at least; a rejected one, a line search or the copies of Scheme II cost more.
         assert history.log_density[-1] >= history.num_draws.sum()
@@ -129,7 +130,7 @@ def check_accounts(found, method, num_steps):
 def test_a_step_keeps_the_structure_and_single_precision_of_its_state(name):
     # With 64-bit types on, a number of Python or a count easily lifts single to double precision.
     target, method = exact.gaussian_target(dtype=np.float32), METHODS[name][0]
-    state = method.init(target, MeanField(target), jax.random.key(0))
+    state = method.start(target, MeanField(target), jax.random.key(0))
     following, record = eqx.filter_eval_shape(method.step, target, state, jax.random.key(1))
 
     def types(tree):
@@ -191,8 +192,8 @@ class ExactModel(eqx.Module):
             grad=grad,
             curvature=DenseMatrix(jax.hessian(self.elbo)(q.params)),
             fisher=q.fisher(),
-            group_grads=jnp.stack([grad, grad]),
-            log_ratios=value[None],
+            noise=GroupNoise(jnp.stack([grad, grad])),
+            draw_values=value[None],
             counts=Counts(log_density=1),
         )
 
@@ -200,7 +201,7 @@ class ExactModel(eqx.Module):
 def iterates(problem, method, num_steps):
     """Distances of the parameters from the optimum, one a step."""
     step = eqx.filter_jit(method.step)
-    state = method.init(problem.target, problem.q, jax.random.key(0))
+    state = method.start(problem.target, problem.q, jax.random.key(0))
     params = [problem.q.params]
     for index in range(num_steps):
         state, _ = step(problem.target, state, jax.random.key(index))
@@ -258,7 +259,7 @@ def test_literal_step_is_newton_where_the_estimate_is_good():
     # Erratum 5 is about noise and indefiniteness, not about the step: with a good and definite Hessian it is Newton's.
     problem = exact.gaussian()
     for method in (Algorithm0.literal(400_000), SchemeI.literal(400_000)):
-        state = method.init(problem.target, problem.q, jax.random.key(0))
+        state = method.start(problem.target, problem.q, jax.random.key(0))
         state, record = eqx.filter_jit(method.step)(problem.target, state, jax.random.key(1))
         newton = problem.q.params - np.linalg.solve(problem.hessian, problem.gradient)
         np.testing.assert_allclose(state.q.params, newton, atol=0.1)
@@ -272,7 +273,7 @@ def test_a_constant_in_the_log_density_ruins_the_literal_gradient_ascent():
     gaps = {}
     for estimator in (PaperScore(32), AnchoredScore(32)):
         method = BBVI(optax.adam(0.05), estimator)
-        step, state = eqx.filter_jit(method.step), method.init(problem.target, MeanField(problem.target), None)
+        step, state = eqx.filter_jit(method.step), method.start(problem.target, MeanField(problem.target), None)
         for index in range(300):
             state, _ = step(problem.target, state, jax.random.key(index))
         gaps[type(estimator)] = problem.gap(state.q)

@@ -20,7 +20,7 @@ def estimate(problem, num_draws, seed=0, **settings):
 
     def run(key):
         local = SecondOrderRegression(num_draws, **settings)(problem.target, problem.q, key)
-        return local.value, local.grad, local.curvature.dense(), local.group_grads
+        return local.value, local.grad, local.curvature.dense(), local.noise.groups
 
     return jax.jit(run), jax.random.key(seed)
 
@@ -186,7 +186,7 @@ def test_trust_region_step_is_the_best_of_the_ball(shift, radius):
     rng = np.random.default_rng(3)
     root = rng.normal(size=(5, 5))
     pairs = np.eye(5) * shift - root @ root.T / 5
-    model = DenseModel.make(rng.normal(size=5), np.eye(5), pairs)
+    model = DenseModel.make(0.0, 0.0, rng.normal(size=5), np.eye(5), pairs)
     step = model.step(radius)
     assert step @ step / 2 <= radius * (1 + 1e-6)
     points = rng.normal(size=(20_000, 5))
@@ -197,7 +197,7 @@ def test_trust_region_step_is_the_best_of_the_ball(shift, radius):
 
 def test_trust_region_step_leaves_a_saddle():
     pairs = np.diag([3.0, 0.0])
-    step = DenseModel.make(np.zeros(2), np.eye(2), pairs).step(0.5)
+    step = DenseModel.make(0.0, 0.0, np.zeros(2), np.eye(2), pairs).step(0.5)
     np.testing.assert_allclose(np.abs(step), [1.0, 0.0], atol=1e-6)
 
 
@@ -206,9 +206,8 @@ def test_remaining_gain_is_corrected_for_noise():
     pairs = np.diag([0.5, -1.0, 0.0])
     slope, covariance = np.array([0.3, -0.2, 0.1]), np.diag([0.04, 0.09, 0.01])
     truth, noise = 0.5 * slope @ np.linalg.solve(np.eye(3) - pairs, slope), np.sqrt(np.diag(covariance))
-    found = np.array(
-        [DenseModel.make(slope + noise * rng.normal(size=3), covariance, pairs).remaining_gain() for _ in range(4000)]
-    )
+    slopes = slope + noise * rng.normal(size=(4000, 3))
+    found = np.array([DenseModel.make(0.0, 0.0, one, covariance, pairs).remaining_gain() for one in slopes])
     assert abs(found[:, 0].mean() - truth) < 4 * found[:, 0].std() / np.sqrt(4000)
     np.testing.assert_allclose(np.sqrt(np.mean(found[:, 1] ** 2)), found[:, 0].std(), rtol=0.35)
 
@@ -218,19 +217,19 @@ def test_remaining_gain_is_corrected_for_noise():
 
 def normal_batch(rng, mean, size):
     x = mean + rng.normal(size=size)
-    return Batch(mean, (x,), -(x**2), *normal_look(mean, (x,)))
+    return Batch(mean, (x,), -(x**2), *normal_scores(mean, (x,)))
 
 
-def normal_look(mean, x):
+def normal_scores(mean, x):
     return -0.5 * (x[0] - mean) ** 2 - 0.5 * np.log(2 * np.pi), (x[0] - mean)[:, None]
 
 
 def test_pooled_draws_weigh_to_the_mean_under_the_present_q():
     rng = np.random.default_rng(5)
-    pool = Pool(normal_look, 10_000, 5)
+    pool = Pool()
     for mean, size in ((0.0, 3000), (0.8, 2000), (1.5, 1000)):
-        pool.add(normal_batch(rng, mean, size))
-    view = pool.view(1.0, 0.0)
+        pool = pool.add(normal_batch(rng, mean, size), normal_scores, 10_000, 5)
+    _, view = pool.view(1.0, normal_scores, 0.0)
     assert len(view.weights) == 6000 and 2000 < view.effective_size < 6000
     for power, truth in ((0, 1.0), (1, 1.0), (2, 2.0)):
         terms = view.weights * (view.scores[:, 0] + 1.0) ** power
@@ -239,11 +238,11 @@ def test_pooled_draws_weigh_to_the_mean_under_the_present_q():
 
 def test_batches_that_weigh_least_leave_the_pool_first():
     rng = np.random.default_rng(6)
-    pool = Pool(normal_look, 350, 5)
+    pool = Pool()
     for mean in (0.0, 9.0, 0.1):
-        pool.add(normal_batch(rng, mean, 100))
-    pool.view(0.0)
-    pool.add(normal_batch(rng, 0.2, 100))
+        pool = pool.add(normal_batch(rng, mean, 100), normal_scores, 350, 5)
+    pool, _ = pool.view(0.0, normal_scores)
+    pool = pool.add(normal_batch(rng, 0.2, 100), normal_scores, 350, 5)
     assert [batch.q for batch in pool.batches] == [0.0, 0.1, 0.2]
 
 

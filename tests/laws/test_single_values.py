@@ -11,10 +11,10 @@ from numpyro.distributions import constraints
 from scipy.special import logsumexp
 
 from curvi import MeanField, Target
-from curvi.estimate.draws import latin_hypercube
+from curvi.estimate.draws import bits_to_unit, latin_hypercube
 from curvi.estimate.regression import pair_layout
-from curvi.estimate.single_values import every_value, gain_beyond
-from curvi.methods.pooled_regression import method as program
+from curvi.estimate.single_values import gain_beyond
+from curvi.methods.pooled_regression.programs import scores_at
 
 NUM_VALUES = 5
 
@@ -34,8 +34,7 @@ def states(q):
     sizes = [len(factor.values) for factor in q.layout.factors]
     x = np.array(list(itertools.product(*(range(size) for size in sizes))))
     x = tuple(part[:, None] for part in x.T)
-    log_q, scores = (np.asarray(part) for part in program.look(q, x))
-    return x, log_q, scores
+    return x, *scores_at(q, x)
 
 
 def slopes(target, q):
@@ -59,13 +58,13 @@ def excluded():
 
 
 def beyond(q, linear, covariance):
-    x, owner = every_value(q, tuple(np.zeros(count, np.int32) for count in q.layout.counts))
-    return gain_beyond(np.asarray(program.look(q, x)[1]), owner, pair_layout(q).owner, linear, covariance)
+    x, owner = q.every_value(tuple(np.zeros(count, np.int32) for count in q.layout.counts))
+    return gain_beyond(scores_at(q, x)[1], owner, pair_layout(q).owner, linear, covariance)
 
 
 def test_every_value_of_every_factor_once(excluded):
     _, q = excluded
-    x, owner = every_value(q, tuple(np.zeros(count, np.int32) for count in q.layout.counts))
+    x, owner = q.every_value(tuple(np.zeros(count, np.int32) for count in q.layout.counts))
     assert len(owner) == NUM_VALUES + 2
     for group, factor in enumerate(q.layout.factors):
         assert sorted(x[group][owner == group, 0]) == list(factor.values)
@@ -74,7 +73,7 @@ def test_every_value_of_every_factor_once(excluded):
 
 def test_none_where_nothing_is_discrete():
     q = MeanField(Target(lambda t: -(t["x"] ** 2), {"x": 0.0}, order=0))
-    assert every_value(q, (np.zeros(1),)) is None and program.rare_draws(q) == 0
+    assert q.every_value((np.zeros(1),)) is None and q.num_rare_draws == 0
 
 
 def test_a_value_that_q_all_but_excludes_is_worth_what_enumeration_says(excluded):
@@ -92,8 +91,8 @@ def test_noise_of_what_values_are_worth_adds_nothing_on_average(excluded):
     linear, gap = slopes(target, q)
     rng = np.random.default_rng(0)
     # What 300 draws of the flattened q would leave: an error of half a nat for the rare value.
-    x, _ = every_value(q, tuple(np.zeros(count, np.int32) for count in q.layout.counts))
-    scores = np.asarray(program.look(q, x)[1])
+    x, _ = q.every_value(tuple(np.zeros(count, np.int32) for count in q.layout.counts))
+    scores = scores_at(q, x)[1]
     covariance = 0.25 * np.linalg.inv(scores.T @ scores)
     root = np.linalg.cholesky(covariance)
     found, errors = np.array(
@@ -124,10 +123,11 @@ def test_unknown_noise_is_an_unknown_gain(excluded):
 
 def test_each_value_shows_among_the_draws_that_look_for_rare_ones(excluded):
     _, q = excluded
-    wide, size = program.widen(q), program.rare_draws(q)
+    wide, size = q.flattened(), q.num_rare_draws
     seen = np.zeros(NUM_VALUES)
     for seed in range(50):
-        x, _, _ = program.draw_inputs(wide, latin_hypercube(seed, size, q.num_uniforms))
+        points = bits_to_unit(latin_hypercube(seed, size, q.noise_size), q.params.dtype)
+        x = jax.vmap(wide.from_uniform)(points)
         z = next(part for factor, part in zip(q.layout.factors, x) if len(factor.values) == NUM_VALUES)
         seen += np.isin(np.arange(NUM_VALUES), np.asarray(z))
     assert np.all(seen >= 40)

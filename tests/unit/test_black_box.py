@@ -10,7 +10,8 @@ import pytest
 from numpyro.distributions import constraints
 
 import curvi
-from curvi import BlackBoxError, Outcome, Target, examples
+import reference_models as examples
+from curvi import BlackBoxError, Outcome, Target
 from curvi.methods import SchemeI
 
 sys.path.insert(0, str(Path(__file__).parent))

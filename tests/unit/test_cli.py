@@ -12,9 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 import curvi
-from curvi import demo
 from curvi.cli import app
-from curvi.report.pictures import estimated_optimum
+from curvi.cli import race as demo
+from curvi.cli.pictures import estimated_optimum
 
 README = Path(__file__).parents[2] / "README.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), flags=re.DOTALL)

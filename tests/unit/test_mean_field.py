@@ -200,7 +200,7 @@ def test_a_slice_moves_its_latent_alone():
 
 
 def at_uniform(q, u):
-    return q.to_model(q.from_uniform(jnp.full(q.num_uniforms, u)))[0]
+    return q.to_model(q.from_uniform(jnp.full(q.noise_size, u)))[0]
 
 
 def test_two_mean_fields_of_a_target_share_layout_and_programs():
@@ -371,12 +371,12 @@ def test_uniform_and_normal_draws_agree_where_both_exist():
     q = MeanField(
         make({"a": np.zeros(3), "tau": np.ones(2)}, {"tau": constraints.positive}), {"tau": factors.LogNormal()}
     )
-    assert q.reparameterised and q.num_uniforms == q.num_factors == 5
+    assert q.reparameterised and q.noise_size == q.num_factors == 5
     u = jnp.linspace(0.1, 0.9, 5)
     for a, b in zip(q.from_uniform(u), q.from_normal(jax.scipy.special.ndtri(u))):
         np.testing.assert_allclose(a, b, rtol=1e-12)
     q = one(np.full((2, 3), 1 / 3), constraints.simplex, factors.Dirichlet())
-    assert q.num_uniforms == 6 and q.num_factors == 2
+    assert q.noise_size == 6 and q.num_factors == 2
     assert jax.eval_shape(q.from_uniform, jnp.full(6, 0.5))[0].shape == (2, 3)
 
 
@@ -390,7 +390,7 @@ def test_float32_stays_float32():
     def everything(q, key):
         x = q.sample(key)
         theta, log_det = q.to_model(x)
-        more = (q.from_uniform(jnp.full(q.num_uniforms, 0.3, jnp.float32)), q.score(x), q.hessian(x), q.fisher())
+        more = (q.from_uniform(jnp.full(q.noise_size, 0.3, jnp.float32)), q.score(x), q.hessian(x), q.fisher())
         return x, theta, log_det, q.log_prob(x), q.entropy(), q.entropy_gradient(), q.entropy_hessian(), more
 
     for leaf in jax.tree.leaves(eqx.filter_eval_shape(everything, q, jax.random.key(0))):

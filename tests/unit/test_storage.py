@@ -175,7 +175,7 @@ def test_factors_and_supports_come_back(tmp_path):
     }
     mixed = Target(log_density, init, supports, order=0)
     family = MeanField(mixed, {"share": factors.Dirichlet(), "probability": factors.Beta(), "real": factors.StudentT()})
-    found = dataclasses.replace(fitted(), q=family, target=mixed, paused=None, error_copies=None)
+    found = dataclasses.replace(fitted(), q=family, target=mixed, checkpoint=None, error_copies=None)
     found.save(tmp_path / "fit")
     for again in (curvi.load(tmp_path / "fit"), curvi.load(tmp_path / "fit", mixed)):
         assert again.q.layout.factors == found.q.layout.factors

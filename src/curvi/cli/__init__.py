@@ -1,4 +1,4 @@
-"""The command line: `curvi fit`, `curvi check`, `curvi report`, `curvi bench`, `curvi demo`.
+"""The command line: `curvi fit`, `curvi check`, `curvi report`, `curvi demo`.
 
 Exit codes:
 
@@ -17,7 +17,7 @@ from typing import Annotated
 import typer
 
 import curvi
-from curvi.cli import bench, check, demo, fit, report
+from curvi.cli import check, demo, fit, report
 
 app = typer.Typer(
     help="Curvature-aware variational inference.",
@@ -27,7 +27,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (fit.fit, check.check, report.report, bench.bench, demo.demo):
+for command in (fit.fit, check.check, report.report, demo.demo):
     app.command()(command)
 
 

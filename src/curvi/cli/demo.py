@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 import curvi
+from curvi.cli import pictures
+from curvi.cli import race as demonstration
 from curvi.cli.common import INTERRUPTED, Seed, Traceback, console, explained
 
 _NEEDED = {"matplotlib": "matplotlib", "sklearn": "scikit-learn"}
@@ -31,9 +33,6 @@ def demo(
 def _demo(output: Path, quick: bool, seed: int) -> bool:
     """Run the demonstration; whether it was interrupted, in which case what there is has been written."""
     _check_extra()
-    from curvi import demo as demonstration
-    from curvi.report import pictures
-
     # Before the fits: a folder that cannot be written should not cost a minute.
     output.mkdir(parents=True, exist_ok=True)
     # Set here and not in the library, whose users choose their own precision.

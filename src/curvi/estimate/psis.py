@@ -89,7 +89,7 @@ def _pareto_quantile(levels, shape: float, scale: float) -> np.ndarray:
 def khat_meaning(khat: float) -> str:
     """What k-hat says of q, in a few words (thresholds of Vehtari et al. 2024)."""
     if khat == -np.inf:
-        return "none: the largest importance ratios do not vary, as where q is the posterior"
+        return "ratios are constant: q matches the posterior at these draws"
     if not np.isfinite(khat):
         return "unknown: the importance ratios are not finite, or too few of them differ"
     if khat < 0.5:

@@ -68,6 +68,10 @@ class MeanField(Family):
         return sum(f.num_uniforms * n for f, n in self.layout.groups)
 
     @property
+    def num_factors(self) -> int:
+        return sum(self.layout.counts)
+
+    @property
     def reparameterised(self) -> bool:
         return all(factor.reparameterised for factor in self.layout.factors)
 
@@ -128,8 +132,8 @@ class MeanField(Family):
         return tuple(f.from_uniform(p, part) for (f, p), part in zip(self._with_params(), self._cut(u)))
 
     def from_normal(self, noise: Float[Array, " n"]) -> Draw:
-        """The draw that this noise gives, twice differentiable in the parameters where `reparameterised`."""
-        return self.follow(self, noise)
+        """The draw that this standard normal noise gives, twice differentiable in the parameters."""
+        return tuple(f.from_normal(p, part[:, 0]) for (f, p), part in zip(self._with_params(), self._cut(noise)))
 
     def to_model(self, x: Draw) -> tuple[dict[str, Array], Float[Array, ""]]:
         return self.layout.to_model(x, self.params.dtype)

@@ -10,6 +10,7 @@ import numpy as np
 
 from curvi.diagnostics.linear_response import labels_of
 from curvi.estimate.psis import khat_meaning
+from curvi.record.history import History
 from curvi.record.version import VERSION
 from curvi.report import svg
 from curvi.report.style import STYLE
@@ -83,14 +84,15 @@ def _progress(fit: "Fit") -> str:
         late = finite[len(finite) // 2 :]
         floor = finite.max() - max(10.0, 3 * (finite.max() - late.min()))
     cut = " Earlier values lie below the edge." if floor is not None and finite.min() < floor else ""
-    tolerance = None if fit.paused is None else fit.paused.tolerance
+    tolerance = None if fit.checkpoint is None else fit.checkpoint.tolerance
+    gains, gain_name, gain_words = _gains(history)
     above = [
         svg.line_chart(
             history.seconds, elbo, label="ELBO over time", x_name="seconds of running", floor=floor,
             level=fit.elbo if np.isfinite(fit.elbo) else None, level_name="final, fresh draws",
         ),
         svg.line_chart(
-            history.seconds, history.remaining_gain, label="Remaining gain over time", x_name="seconds of running",
+            history.seconds, gains, label=f"{gain_name} over time", x_name="seconds of running",
             log=True, level=tolerance, level_name="tolerance",
         ),
     ]  # fmt: skip
@@ -98,9 +100,20 @@ def _progress(fit: "Fit") -> str:
     words = f"{draws[0]:,.0f}" if draws[0] == draws[-1] else f"{draws[0]:,.0f} to {draws[-1]:,.0f}"
     figures = [
         _figure(above[0], f"ELBO in nats, as each step estimated it on its own {words} draws.{cut}"),
-        _figure(above[1], "Nats that each step still expected to gain; steps where that is unknown are left out."),
+        _figure(above[1], f"{gain_words} Steps where that is unknown are left out."),
     ]
     return _section("Progress", f'<div class="grid">{"".join(figures)}</div>')
+
+
+def _gains(history: History) -> tuple[np.ndarray, str, str]:
+    """The column of the history that tells how far the climb was from its end, its name, and what it is."""
+    if np.any(np.isfinite(history.remaining_gain)):
+        return history.remaining_gain, "Remaining gain", "Nats left to gain at the q of each step, freed of noise."
+    if np.any(np.isfinite(history.predicted_gain)):
+        words = "Nats that the quadratic model promised of each step, on its own draws."
+        return history.predicted_gain, "Promised gain", words
+    words = "The size of the gradient in nats at each step, which knows nothing of flat directions."
+    return history.gradient_gain, "Size of the gradient", words
 
 
 def _posterior(fit: "Fit", table: Summary) -> str:

@@ -16,6 +16,8 @@ _LARGE_KHAT = 0.7
 
 _NEXT = {
     Outcome.MAX_STEPS: "curvi.fit(target, start=fit) goes on from here; num_steps allows more steps",
+    Outcome.MAX_SECONDS: "curvi.fit(target, start=fit) goes on from here; max_seconds allows more time",
+    Outcome.MAX_EVALUATIONS: "curvi.fit(target, start=fit) goes on from here; max_evaluations allows more calls",
     Outcome.NOISE_LIMIT: "allow more draws (the method's num_draws or max_draws), or loosen the tolerance",
     Outcome.NOT_A_MAXIMUM: "fit.curvature_report() names the directions that are flat or lead upwards",
     Outcome.NON_FINITE: "look for divisions, logarithms and overflow in the log density; give latents their supports",
@@ -55,6 +57,8 @@ def verdict(fit: "Fit") -> str:
         "next": next_step(fit, khat),
     }
     name = type(fit.method).__name__ if fit.method is not None else None
+    if name and fit.reason != "asked for":
+        rows = {"method": f"{name}: {fit.reason}", **rows}
     head = f"curvi fit: {'converged' if fit.converged else 'not converged'}" + (f" ({name})" if name else "")
     if fit.suspects and not fit.converged:
         rows = {"look at": ", ".join(fit.suspects), **rows}

@@ -6,7 +6,7 @@ from jax.scipy.special import gammaln
 from numpyro.distributions import constraints
 
 from curvi import factors
-from curvi.family import Family
+from curvi.family import MeanField
 from curvi.model.target import Target
 
 # Coal-mining disasters in Great Britain in the years 1851 to 1962: R. G. Jarrett, "A note on the intervals between
@@ -58,7 +58,7 @@ def variable_selection(features, outcome, inclusion=0.5, slab=1.0, noise=0.5) ->
     return Target(log_density, {"included": start}, {"included": constraints.boolean}, order=0)
 
 
-def change_point(counts=COAL_MINING_DISASTERS) -> tuple[Target, Family]:
+def change_point(counts=COAL_MINING_DISASTERS) -> tuple[Target, MeanField]:
     """The year in which a rate of events changed: a switch over the years, and a rate on either side of it.
 
     Both rates are Gamma(1, 1), the switch is uniform; counts before it have the first rate. The factors are two Gammas
@@ -82,7 +82,7 @@ def change_point(counts=COAL_MINING_DISASTERS) -> tuple[Target, Family]:
         {"switch": constraints.integer_interval(1, years - 1), "rate": constraints.positive},
         order=0,
     )
-    return target, Family(target, {"rate": factors.Gamma()})
+    return target, MeanField(target, {"rate": factors.Gamma()})
 
 
 def finite_mixture(values=(-2.1, -1.3, -1.9, 0.4, 1.2, 2.2, 1.7, 2.9), num_parts=3, scale=2.0) -> Target:

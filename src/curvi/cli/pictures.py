@@ -1,4 +1,4 @@
-"""Pictures of fits, made from the rows of `curvi.demo` alone. Needs matplotlib."""
+"""Pictures of fits, made from the rows of `curvi.cli.race` alone. Needs matplotlib."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -15,13 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from curvi import __version__
 from curvi.estimate import AnchoredScore
 from curvi.fit import fit
-from curvi.methods import BBVI, Algorithm0, AnyMethod, GrowingDraws, NaturalGradient, SchemeI, SchemeII
+from curvi.methods import BBVI, Algorithm0, GrowingDraws, Method, NaturalGradient, SchemeI, SchemeII
 from curvi.model.target import Target
 from curvi.outcome import Outcome
 from curvi.record.history import History, mean_and_error
+from curvi.record.version import VERSION
 from curvi.results import Fit
 from curvi.solve import ShermanMorrison, Woodbury
 
@@ -59,7 +59,7 @@ class Contestant:
     """A method under the name it is shown by, and the most steps it may take; None leaves either to `curvi.fit`."""
 
     name: str
-    method: AnyMethod | None
+    method: Method | None
     num_steps: int | None
 
 
@@ -137,9 +137,9 @@ def as_row(contestant: Contestant, result: Fit, elbo: tuple[float, float], curve
         "dtype": str(result.q.params.dtype),
         "device": jax.devices()[0].device_kind,
         "versions": {
-            "curvi": __version__,
-            "jax": jax.__version__,
-            "numpy": np.__version__,
+            "curvi": VERSION,
+            "jax": jax.VERSION,
+            "numpy": np.VERSION,
             "python": platform.python_version(),
         },
         "curve": curve,

@@ -13,9 +13,9 @@ import numpy as np
 from jax.scipy.special import digamma, gammaln
 from scipy.optimize import minimize
 
-from curvi.examples.discrete import COAL_MINING_DISASTERS
 from curvi.model import support as supports
 from curvi.model.target import AbstractTarget
+from reference_models.discrete import COAL_MINING_DISASTERS
 
 _MOST_STATES = 2**16
 

@@ -6,11 +6,11 @@ from jax.scipy.special import xlog1py, xlogy
 from numpyro.distributions import constraints
 
 from curvi import factors
-from curvi.family import Family
+from curvi.family import MeanField
 from curvi.model.target import Target
 
 
-def poisson_gamma(counts=((3, 5, 4), (0, 1, 0), (12, 9, 15)), shape=2.0, rate=0.5) -> tuple[Target, Family]:
+def poisson_gamma(counts=((3, 5, 4), (0, 1, 0), (12, 9, 15)), shape=2.0, rate=0.5) -> tuple[Target, MeanField]:
     """Counts in rows, a rate a row: lambda_i ~ Gamma(shape, rate), counts_ij ~ Poisson(lambda_i).
 
     The posterior of lambda_i is Gamma(shape + sum_j counts_ij, rate + number of columns).
@@ -23,10 +23,10 @@ def poisson_gamma(counts=((3, 5, 4), (0, 1, 0), (12, 9, 15)), shape=2.0, rate=0.
         return jnp.sum((shape - 1 + total) * jnp.log(rates) - (rate + columns) * rates)
 
     target = Target(log_density, {"rate": np.ones(len(total))}, {"rate": constraints.positive}, order=0)
-    return target, Family(target, {"rate": factors.Gamma()})
+    return target, MeanField(target, {"rate": factors.Gamma()})
 
 
-def beta_bernoulli(successes=(1, 7, 30), failures=(4, 2, 11), prior=(1.0, 1.0)) -> tuple[Target, Family]:
+def beta_bernoulli(successes=(1, 7, 30), failures=(4, 2, 11), prior=(1.0, 1.0)) -> tuple[Target, MeanField]:
     """Coins with a probability each: p_i ~ Beta(prior), successes and failures independent given p_i.
 
     The posterior of p_i is Beta(prior[0] + successes_i, prior[1] + failures_i).
@@ -38,4 +38,4 @@ def beta_bernoulli(successes=(1, 7, 30), failures=(4, 2, 11), prior=(1.0, 1.0)) 
         return jnp.sum(xlogy(prior[0] - 1 + ones, p) + xlog1py(prior[1] - 1 + zeros, -p))
 
     target = Target(log_density, {"p": np.full(len(ones), 0.5)}, {"p": constraints.unit_interval}, order=0)
-    return target, Family(target, {"p": factors.Beta()})
+    return target, MeanField(target, {"p": factors.Beta()})

@@ -9,8 +9,8 @@ from curvi.adapters.numpyro.model import from_numpyro as from_numpyro
 from curvi.adapters.pymc.model import from_pymc as from_pymc
 from curvi.adapters.stan.program import from_stan as from_stan
 from curvi.check import check as check
-from curvi.diagnostics.comparison import Comparison as Comparison
-from curvi.diagnostics.comparison import compare as compare
+from curvi.comparison import Comparison as Comparison
+from curvi.comparison import compare as compare
 from curvi.family import MeanField as MeanField
 from curvi.fit import fit as fit
 from curvi.model.black_box import BlackBoxError as BlackBoxError

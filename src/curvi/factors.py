@@ -5,7 +5,7 @@ from curvi.family.continuous import Dirichlet as Dirichlet
 from curvi.family.continuous import Gamma as Gamma
 from curvi.family.continuous import LogNormal as LogNormal
 from curvi.family.continuous import Normal as Normal
-from curvi.family.continuous import StudentT as StudentT
 from curvi.family.discrete import Bernoulli as Bernoulli
 from curvi.family.discrete import Categorical as Categorical
 from curvi.family.discrete import Poisson as Poisson
+from curvi.family.student_t import StudentT as StudentT

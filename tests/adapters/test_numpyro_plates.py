@@ -17,8 +17,9 @@ import curvi
 import reference_models as examples
 from curvi import FactoredTarget, MeanField, Target
 from curvi.adapters import from_numpyro
-from curvi.fit import _default_method
 from curvi.methods import GrowingDraws, PlateRegression
+from curvi.methods.base import Problem
+from curvi.methods.defaults import default_method
 from curvi.model.factored import check_rows, num_values
 from reference_models.exact import basin, enumerated_elbo
 
@@ -391,7 +392,7 @@ def test_many_globals_are_fitted_as_without_structure():
 
     target = from_numpyro(model)
     assert isinstance(target, FactoredTarget)
-    assert isinstance(_default_method(target, MeanField(target)), GrowingDraws)
+    assert isinstance(default_method(Problem(target, MeanField(target)))[0], GrowingDraws)
 
 
 def test_ten_thousand_assignments():

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import curvi
-from curvi.methods import AnyMethod
+from curvi.methods import Method
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -18,8 +18,8 @@ HEADINGS = ["Idea", "Update", "Cost", "When it fails", "References"]
 METHODS = [
     name
     for name, value in vars(curvi.methods).items()
-    if inspect.isclass(value) and issubclass(value, AnyMethod) and not inspect.isabstract(value)
-    and name not in ("AnyMethod", "Method")
+    if inspect.isclass(value) and issubclass(value, Method) and not inspect.isabstract(value)
+    and name not in ("Method", "StepMethod")
 ]  # fmt: skip
 METHOD_PAGES = sorted(path for path in (DOCS / "methods").glob("*.md") if path.name != "index.md")
 

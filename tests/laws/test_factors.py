@@ -13,7 +13,8 @@ from law_statistics import assert_zero_mean
 from scipy import special, stats
 
 from curvi import factors
-from curvi.family import Factor, student_t
+from curvi.family import Factor
+from curvi.family import student_t_functions as student_t
 
 NUM_DRAWS = 8_000
 BY_NAME = {row.name: row for row in ROWS}

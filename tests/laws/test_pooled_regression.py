@@ -12,7 +12,7 @@ import reference_models as examples
 from curvi import MeanField, Outcome, Target, factors
 from curvi.methods import PooledRegression, SchemeI
 from curvi.methods.base import Budget, Problem
-from curvi.methods.pooled_regression import method as program
+from curvi.methods.pooled_regression import sampler as program
 from reference_models.exact import basin, change_point_elbo, enumerate_states, enumerated_elbo
 
 
@@ -220,5 +220,5 @@ def test_interruption_keeps_the_fit(monkeypatch):
 def test_natural_parameters_that_leave_the_family_fall_back():
     target = Target(lambda t: -t["x"], {"x": 1.0}, {"x": constraints.positive}, order=0)
     q = MeanField(target, {"x": factors.Gamma()})
-    far = program.move(q, jnp.asarray([0.0, -50.0]))
+    far = q.move(jnp.asarray([0.0, -50.0]))
     assert np.all(np.isfinite(far.params))

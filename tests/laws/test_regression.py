@@ -10,9 +10,10 @@ from factor_registry import ROWS
 from curvi.descent.dense import DenseModel
 from curvi.estimate import SecondOrderRegression
 from curvi.estimate import pairs as pairs_of
-from curvi.estimate.pairs import PairLayout, believed_curvature, fit_pairs, pair_kernel, pair_part
+from curvi.estimate.pairs import PairLayout, fit_pairs, pair_kernel, pair_part
 from curvi.estimate.pool import Batch, Pool
 from curvi.estimate.regression import pair_layout
+from curvi.estimate.shrunk_pairs import shrunk_curvature
 
 
 def estimate(problem, num_draws, seed=0, **settings):
@@ -168,7 +169,7 @@ def test_curvature_from_noise_is_not_believed():
         response = signal * pair_part(scores, pairs) + rng.normal(size=200)
         # A ridge that shrinks nothing leaves the judgement to the half samples.
         found = fit_pairs(scores, response, weights, layout, ridge=1e-9)
-        shares.append(believed_curvature(found, scores, response, weights, layout).believed)
+        shares.append(shrunk_curvature(found, scores, response, weights, layout).shrinkage)
     assert shares[0] < 0.3 and shares[1] > 0.9
 
 

@@ -58,7 +58,7 @@ def test_importance_ratios_of_two_normals():
 def test_special_cases():
     constant = smooth_weights(np.full(100, -3.0))
     assert constant.khat == -np.inf and np.allclose(np.exp(constant.log_weights), 0.01)
-    assert "q is the posterior" in khat_meaning(constant.khat)
+    assert "q matches the posterior" in khat_meaning(constant.khat)
     # A common largest ratio bounds the tail.
     assert smooth_weights(np.log(np.random.default_rng(0).choice([0.5, 1.0, 2.0], 1000))).khat == -np.inf
     for wrong in ([0.0, np.nan, 1.0], [0.0, np.inf, 1.0], [-np.inf] * 3, [0.0, 1.0, 2.0]):

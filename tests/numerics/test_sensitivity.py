@@ -185,6 +185,6 @@ def test_labels_of_mixed_supports():
         {"share": np.full(3, 1 / 3), "m": np.zeros((2, 1)), "s": np.array(1.0)},
         {"share": constraints.simplex, "s": constraints.positive},
     )
-    labels = directions.parameter_labels(MeanField(target))
+    labels = MeanField(target).parameter_labels()
     assert labels[:4] == ["share~[0]", "spread of share~[0]", "share~[1]", "spread of share~[1]"]
     assert labels[4:] == ["m[0,0]", "spread of m[0,0]", "m[1,0]", "spread of m[1,0]", "s", "spread of s"]

@@ -1,6 +1,7 @@
-"""What may import what: the core knows nothing of the edges, and needs nothing that is optional."""
+"""What may import what: the order of the layers, the edges, and what the package knows of q."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,10 +12,37 @@ import curvi
 
 ROOT = Path(curvi.__file__).parent
 MODULES = sorted(ROOT.rglob("*.py"))
-# The edges of the library: ways in (adapters), ways out (report), and programs (cli, demo).
-EDGES = ("adapters", "report", "cli", "demo", "examples")
+# From the bottom up: a part imports from itself and from parts before it, nothing else.
+LAYERS = (
+    "outcome",
+    "model",
+    "record",
+    "curvature",
+    "solve",
+    "family",
+    "factors",
+    "estimate",
+    "descent",
+    "control",
+    "certify",
+    "methods",
+    "run",
+    "diagnostics",
+    "report",
+    "storage",
+    "results",
+    "comparison",
+    "fit",
+    "check",
+    "adapters",
+    "__init__",
+    "cli",
+)
 LANGUAGES = ("numpyro", "pymc", "pyro", "blackjax", "tensorflow_probability", "cmdstanpy", "stan")
-EXTRAS = ("matplotlib", "sklearn", "arviz", "arviz_base", "xarray", "pandas", "pymc")
+OPTIONAL = ("matplotlib", "sklearn", "arviz", "arviz_base", "xarray", "pandas", "pymc", "pytensor", "stan", "pyarrow")
+OPTIONAL += ("IPython", "httpstan")
+# Part of the installation, but slow to import: only what is shown needs them.
+LATE = ("rich",)
 
 
 def part_of(path: Path) -> str:
@@ -22,116 +50,178 @@ def part_of(path: Path) -> str:
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
-def imports_of(path: Path) -> list[str]:
-    """Full names of everything that a file imports, wherever in the file."""
-    return _names(ast.parse(path.read_text(encoding="utf-8")), path)
+def relative(path: Path) -> str:
+    return str(path.relative_to(ROOT))
 
 
-def _names(tree: ast.AST, path: Path | None = None) -> list[str]:
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imports_of(tree: ast.AST) -> list[str]:
+    """Full names of everything that is imported, wherever in a tree; what is for type checkers alone is left out."""
     names = []
-    for node in ast.walk(tree):
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: a relative import hides where it leads"
+            assert node.level == 0, "a relative import hides where it leads"
             names += [f"{node.module}.{alias.name}" for alias in node.names]
+        names += imports_of(node)
     return names
+
+
+def late_imports_of(path: Path) -> list[str]:
+    """What a file imports when a function of it is called, not when it is itself imported."""
+    functions = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return [name for function in functions for name in imports_of(function)]
 
 
 def within(name: str, package: str) -> bool:
     return name == package or name.startswith(package + ".")
 
 
-CORE = [path for path in MODULES if part_of(path) not in EDGES]
+def own_part(name: str) -> str | None:
+    """The part of curvi that an imported name belongs to; None for other packages."""
+    if not within(name, "curvi"):
+        return None
+    pieces = name.split(".")
+    return pieces[1] if len(pieces) > 1 and pieces[1] in LAYERS else "__init__"
 
 
-def test_the_split_is_a_split():
-    assert {part_of(path) for path in MODULES} > set(EDGES)
-    assert {"fit", "target", "estimate", "methods", "solve"} <= {part_of(path) for path in CORE}
+def test_every_part_has_its_layer():
+    assert {part_of(path) for path in MODULES} == set(LAYERS)
 
 
-def on_import(path: Path) -> list[str]:
-    """Full names of what a file imports when it is itself imported, not when a function of it is called."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef):
-            node.body = [ast.Pass()]
-    return _names(tree, path)
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_imports_lead_downwards(path):
+    own = LAYERS.index(part_of(path))
+    wrong = [name for name in imports_of(tree_of(path)) if (part := own_part(name)) and LAYERS.index(part) > own]
+    assert not wrong, f"{relative(path)} stands below what it imports: {wrong}"
 
 
-@pytest.mark.parametrize("path", CORE, ids=lambda path: str(path.relative_to(ROOT)))
-def test_core_imports_no_edge(path):
-    # A fit is a facade: its methods open the ways out, when they are called.
-    if path == ROOT / "results.py":
-        assert not [name for name in on_import(path) for edge in EDGES if within(name, f"curvi.{edge}")]
-        assert not [
-            name for name in imports_of(path) for edge in ("adapters", "cli", "demo") if within(name, f"curvi.{edge}")
-        ]
-        return
-    # The front door shows the adapters to users; nothing behind it may lean on them.
-    if path == ROOT / "__init__.py":
-        assert not [name for name in imports_of(path) for edge in EDGES[1:] if within(name, f"curvi.{edge}")]
-        return
-    wrong = [name for name in imports_of(path) for edge in EDGES if within(name, f"curvi.{edge}")]
+def test_no_module_imports_itself_in_a_circle():
+    """Within a part, too: the graph of modules has no cycle."""
+    names = {
+        ".".join(path.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__") for path in MODULES
+    }
+
+    def module_of(name: str) -> str | None:
+        while name and name not in names:
+            name = name.rpartition(".")[0]
+        return name or None
+
+    graph = {}
+    for path in MODULES:
+        name = module_name(path)
+        found = {module_of(one) for one in imports_of(tree_of(path)) if within(one, "curvi")}
+        # A package that shows its own modules is no cycle: they do not import the package.
+        graph[name] = found - {name, None}
+    done, open_ = set(), []
+
+    def visit(name):
+        assert name not in open_, f"a circle: {' -> '.join([*open_[open_.index(name) :], name])}"
+        if name not in done:
+            open_.append(name)
+            for other in sorted(graph[name]):
+                visit(other)
+            open_.pop()
+            done.add(name)
+
+    for name in sorted(graph):
+        visit(name)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_only_optional_packages_are_imported_late(path):
+    wrong = [name for name in late_imports_of(path) if name.split(".")[0] not in (*OPTIONAL, *LATE)]
     assert not wrong
 
 
-@pytest.mark.parametrize("path", CORE, ids=lambda path: str(path.relative_to(ROOT)))
-def test_core_knows_no_modelling_language(path):
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_optional_packages_are_imported_late_only(path):
+    late, tree = late_imports_of(path), tree_of(path)
+    found = [name for name in imports_of(tree) if name.split(".")[0] in OPTIONAL and name not in late]
+    assert not found
+
+
+@pytest.mark.parametrize("path", [p for p in MODULES if part_of(p) not in ("adapters", "cli")], ids=relative)
+def test_the_core_knows_no_modelling_language(path):
     # Distributions and constraints of numpyro are mathematics; its handlers and primitives are a language.
-    found = [name for name in imports_of(path) for language in LANGUAGES if within(name, language)]
+    found = [name for name in imports_of(tree_of(path)) for language in LANGUAGES if within(name, language)]
     assert not [name for name in found if not within(name, "numpyro.distributions")]
 
 
-@pytest.mark.parametrize("path", CORE, ids=lambda path: str(path.relative_to(ROOT)))
-def test_core_imports_no_extra(path):
-    assert not [name for name in imports_of(path) for extra in EXTRAS if within(name, extra)]
+# -- what is known of q -----------------------------------------------------------------------------------------------
 
-
-# What each layer may not reach up to: estimators feed descents, which feed methods, which feed the loop.
-ABOVE = {
-    "curvature": ("target", "family", "estimate", "solve", "descent", "control", "methods", "fit"),
-    "solve": ("target", "family", "estimate", "descent", "control", "methods", "fit"),
-    "target": ("family", "estimate", "solve", "descent", "control", "methods", "fit"),
-    "family": ("estimate", "solve", "descent", "control", "methods", "fit"),
-    "estimate": ("solve", "descent", "control", "methods", "fit"),
-    "descent": ("methods", "fit", "loop"),
-    "control": ("methods", "fit", "loop"),
-    "methods": ("fit", "loop", "certificate", "growing", "stepwise"),
+MEAN_FIELD_ONLY = {
+    "a stride through means and scales": r"\[[^\]]*[01]::2\s*[,\]]",
+    "the layout of a mean field": r"\bq\.layout|\.layout\b",
+    "a test for a mean field": r"isinstance\([^)]*MeanField",
 }
 
 
-@pytest.mark.parametrize("layer", ABOVE)
-def test_layers_do_not_reach_up(layer):
-    paths = [path for path in CORE if part_of(path) == layer]
-    assert paths
-    wrong = [
-        f"{path.name}: {name}"
-        for path in paths
-        for name in imports_of(path)
-        for above in ABOVE[layer]
-        if within(name, f"curvi.{above}")
-    ]
-    assert not wrong
+def code_of(path: Path) -> str:
+    """The source without strings and comments."""
+    tree = tree_of(path)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            node.value = ""
+    return ast.unparse(tree)
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("path", [p for p in MODULES if part_of(p) not in ("family", "adapters")], ids=relative)
+@pytest.mark.parametrize("what", MEAN_FIELD_ONLY)
+def test_q_is_known_by_its_protocol_alone(path, what):
+    assert not re.findall(MEAN_FIELD_ONLY[what], code_of(path))
+
+
+def test_the_patterns_find_what_they_look_for():
+    wrong = {
+        "a stride through means and scales": "mean = params[0::2]",
+        "the layout of a mean field": "q.layout.factors",
+        "a test for a mean field": "isinstance(q, MeanField)",
+    }
+    for what, code in wrong.items():
+        assert re.findall(MEAN_FIELD_ONLY[what], code)
+
+
+# -- size -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_root_holds_few_modules():
+    assert len(list(ROOT.glob("*.py"))) <= 10
+
+
+def test_files_are_short():
+    sizes = {relative(path): len(path.read_text(encoding="utf-8").splitlines()) for path in MODULES}
+    assert not {name: size for name, size in sizes.items() if size > 300}
+    assert len([size for size in sizes.values() if size > 250]) <= 10
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
 def test_only_programs_print(path):
     calls = [
         node.lineno
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in ast.walk(tree_of(path))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     ]
-    assert not calls or part_of(path) in ("cli", "demo")
+    assert not calls or part_of(path) == "cli"
 
 
-def test_core_imports_without_extras():
+def test_the_core_imports_without_extras():
     # A module that is None in sys.modules fails to import, installed or not.
-    names = [".".join(path.relative_to(ROOT.parent).with_suffix("").parts) for path in CORE]
-    names = [name.removesuffix(".__init__") for name in names]
+    core = [path for path in MODULES if part_of(path) not in ("adapters", "cli")]
+    names = [module_name(path) for path in core]
     code = f"""
 import sys
-for extra in {EXTRAS}:
+for extra in {OPTIONAL}:
     sys.modules[extra] = None
 import importlib
 for name in {names}:

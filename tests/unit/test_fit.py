@@ -4,7 +4,6 @@ import dataclasses
 import importlib
 from functools import lru_cache
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +16,7 @@ from curvi import MeanField, MinibatchTarget, Outcome, Target, factors
 from curvi.certify.decrement import certify
 from curvi.estimate import AnchoredScore, PaperScore, Pathwise
 from curvi.estimate.start import find_start
-from curvi.methods import BBVI, LBFGS, GrowingDraws, HessianFree, Method, SchemeI
+from curvi.methods import BBVI, LBFGS, GrowingDraws, HessianFree, SchemeI, StepMethod
 
 KEY = jax.random.key(0)
 PRECISION = np.array([[2.0, 0.8], [0.8, 1.0]])
@@ -193,7 +192,9 @@ def test_history_has_one_entry_a_step():
     assert needed <= set(columns) and len(history) > 0
     for name, column in columns.items():
         assert isinstance(column, np.ndarray) and column.shape == (len(history),), name
-    assert np.all(np.diff(history.log_density) == 32) and np.all(history.num_draws == 32)
+    # Between two steps there may be a certificate.
+    steps = np.diff(history.log_density)
+    assert np.all(steps >= 32) and np.mean(steps == 32) > 0.9 and np.all(history.num_draws == 32)
     assert np.all(np.diff(history.seconds) >= 0)
 
 
@@ -283,13 +284,13 @@ def test_functions_of_the_user_are_traced_once(method):
 TRACES: list[int] = []
 
 
-class Counting(Method):
+class Counting(StepMethod):
     """A method that notes every time its step is traced."""
 
     base: BBVI
 
-    def init(self, target, q, key):
-        return self.base.init(target, q, key)
+    def start(self, target, q, key):
+        return self.base.start(target, q, key)
 
     def step(self, target, state, key):
         TRACES.append(1)
@@ -297,7 +298,7 @@ class Counting(Method):
 
 
 def test_more_chunks_compile_nothing_more(monkeypatch):
-    stepwise = importlib.import_module("curvi.stepwise")
+    stepwise = importlib.import_module("curvi.methods.stepwise")
     run_chunk, compiled = stepwise.run_chunk, []
 
     def counted(*args):
@@ -319,7 +320,7 @@ def test_more_chunks_compile_nothing_more(monkeypatch):
 
 
 def test_an_interrupt_returns_what_there_is(monkeypatch):
-    stepwise = importlib.import_module("curvi.stepwise")
+    stepwise = importlib.import_module("curvi.methods.stepwise")
     run_chunk, calls = stepwise.run_chunk, []
 
     def interrupted(*args):
@@ -339,7 +340,7 @@ def test_an_interrupt_before_the_first_step_returns_the_start(monkeypatch):
     def interrupted(*args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(importlib.import_module("curvi.stepwise"), "run_chunk", interrupted)
+    monkeypatch.setattr(importlib.import_module("curvi.methods.stepwise"), "run_chunk", interrupted)
     found = fit(gaussian(), ascent(), num_steps=100)
     assert found.outcome is Outcome.INTERRUPTED and len(found.history) == 0
     np.testing.assert_array_equal(found.q.params, MeanField(gaussian()).params)
@@ -393,9 +394,9 @@ def test_the_certificate_finds_the_gap_of_a_displaced_q(order):
     assert truth > 0.3
     for seed in range(3):
         found = certify(target, q, jax.random.key(seed))
-        assert 0 < found.gain_se < 0.3 * truth
+        assert 0 < found.error < 0.3 * truth
         # With values alone the curvature is shrunk, and so errs a little besides.
-        assert abs(found.gain - truth) < 3 * found.gain_se + (0.03 * truth if order == 0 else 1e-3)
+        assert abs(found.nats - truth) < 3 * found.error + (0.03 * truth if order == 0 else 1e-3)
 
 
 @pytest.mark.parametrize("order", [0, 2])
@@ -407,7 +408,7 @@ def test_the_certificate_is_infinite_at_a_saddle(order):
     )
     q = MeanField(target).replace(jnp.tile(jnp.array([0.0, -np.log(3) / 4]), 2))
     for seed in range(3):
-        assert np.isposinf(certify(target, q, jax.random.key(seed)).gain)
+        assert np.isposinf(certify(target, q, jax.random.key(seed)).nats)
 
 
 @pytest.mark.parametrize("order", [0, 2])
@@ -415,10 +416,10 @@ def test_the_certificate_of_the_optimum_is_small(order):
     target = gaussian(order)
     q = MeanField(target).replace(jnp.asarray(BEST))
     found = certify(target, q, KEY)
-    assert abs(found.gain) < 3 * found.gain_se and found.gain_se < 0.05
+    assert abs(found.nats) < 3 * found.error and found.error < 0.05
 
 
 def test_a_certificate_is_no_number_where_the_target_is_none():
     target = _cliff(jnp.nan)
     q = MeanField(target).replace(jnp.array([2.0, 0.0]))
-    assert not np.isfinite(eqx.filter_jit(certify)(target, q, KEY).gain)
+    assert not np.isfinite(certify(target, q, KEY).nats)

@@ -21,7 +21,7 @@ import curvi
 from curvi import MeanField, Target, factors
 from curvi.estimate import AnchoredScore
 from curvi.methods import BBVI, SchemeI
-from curvi.record.plain import CannotSaveError, from_plain, to_plain
+from curvi.record.plain import CannotSaveError, from_plain, register, to_plain
 
 KEY = jax.random.key(0)
 
@@ -246,12 +246,30 @@ def rewritten(path, to, **changes):
 
 def test_a_later_format_is_refused(path, tmp_path):
     with pytest.raises(ValueError, match="later curvi"):
-        curvi.load(rewritten(path, tmp_path / "later", version=2))
+        curvi.load(rewritten(path, tmp_path / "later", version=3))
+
+
+def test_a_file_of_version_0_1_is_refused_with_what_to_do(path, tmp_path):
+    old = rewritten(path, tmp_path / "old", version=1, **{"written by": {"curvi": "0.1.0"}})
+    with pytest.raises(ValueError, match=r"written by curvi 0\.1\.0.*fit again"):
+        curvi.load(old)
+
+
+def test_names_and_not_modules_are_written(path):
+    from curvi import storage
+
+    text = storage._read(path)["fit.json"].decode()
+    assert "curvi." not in text and '"object": "MeanField"' in text
+
+
+def test_a_name_is_taken_once():
+    with pytest.raises(ValueError, match="saved as 'SchemeI' already"):
+        register(type("SchemeI", (eqx.Module,), {"__module__": "elsewhere"}))
 
 
 def test_a_file_runs_no_code(path, tmp_path):
     for name in ("os:system", "builtins:eval", "curvi.cli:main", "curvi.storage:save", "curvi.nothing:Here"):
-        evil = rewritten(path, tmp_path / "evil", method={"curvi": name, "fields": {}})
+        evil = rewritten(path, tmp_path / "evil", method={"object": name, "fields": {}})
         with pytest.raises(ValueError, match="no class"):
             curvi.load(evil)
 
@@ -275,6 +293,6 @@ def test_plain_forms():
         assert str(from_plain(plain, arrays)) == str(value)
     assert eqx.tree_equal(from_plain(to_plain(SchemeI(), []), []), SchemeI())
     assert np.isposinf(from_plain(to_plain(np.inf, []), [])) and from_plain(to_plain(-np.inf, []), []) < 0
-    for wrong in (print, {"a": 1}, object(), optax.adam(0.1)):
+    for wrong in (print, {1: 1}, object(), optax.adam(0.1)):
         with pytest.raises(CannotSaveError):
             to_plain(wrong, [])

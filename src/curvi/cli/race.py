@@ -138,8 +138,8 @@ def as_row(contestant: Contestant, result: Fit, elbo: tuple[float, float], curve
         "device": jax.devices()[0].device_kind,
         "versions": {
             "curvi": VERSION,
-            "jax": jax.VERSION,
-            "numpy": np.VERSION,
+            "jax": jax.__version__,
+            "numpy": np.__version__,
             "python": platform.python_version(),
         },
         "curve": curve,

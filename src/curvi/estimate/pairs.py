@@ -27,7 +27,6 @@ import numpy as np
 
 # Ridges in units of the number of draws, the size of the Gram matrix: from nothing to all but no products at all.
 _RIDGES = np.concatenate([[1e-12, 1e-9, 1e-6, 1e-4], np.geomspace(1e-3, 1e3, 19)])
-_LARGEST_UNCONFIRMED = 0.9
 _NO_INFORMATION = 1e-3  # a draw whose own leverage exceeds one minus this leaves no residual to speak of
 
 
@@ -104,7 +103,7 @@ def uses_kernel(num_draws: int, layout: PairLayout) -> bool:
 
 def fit_pairs(scores, response, weights, layout: PairLayout, xp=np, *, products: bool = True, ridge=None) -> PairFit:
     """The regression on whitened `scores` (S, P) with importance weights; `ridge` in units of S is chosen if None."""
-    main = _main_effects(xp, scores, response, weights)
+    main = main_effects(xp, scores, response, weights)
     if not products or layout.num_pairs == 0:
         return _finish(xp, main, main.to_linear, main.residual, main.leverage, None, xp.inf, 0.0)
     basis = _kernel_basis if uses_kernel(scores.shape[0], layout) else _product_basis
@@ -125,7 +124,7 @@ def fit_pairs(scores, response, weights, layout: PairLayout, xp=np, *, products:
     return _finish(xp, main, influence, residual, leverage, pairs, ridge, xp.mean(main.root * (raw @ coefficients)))
 
 
-class _Main(NamedTuple):
+class MainEffects(NamedTuple):
     """The regression on the intercept and the scores alone, on rows multiplied by the roots of their weights."""
 
     scores: Any
@@ -145,7 +144,7 @@ class _Main(NamedTuple):
         return z - self.basis @ (self.basis.T @ z)
 
 
-def _main_effects(xp, scores, response, weights) -> _Main:
+def main_effects(xp, scores, response, weights) -> MainEffects:
     weights = weights / xp.mean(weights)
     root = xp.sqrt(weights)
     mean_score = xp.mean(weights[:, None] * scores, 0)
@@ -159,10 +158,12 @@ def _main_effects(xp, scores, response, weights) -> _Main:
     basis = xp.concatenate([(root / xp.sqrt(xp.sum(weights)))[:, None], left], 1)
     residual = y - basis @ (basis.T @ y)
     leverage = xp.sum(basis**2, 1)
-    return _Main(scores, response, weights, root, mean_score, basis, to_linear, y, residual, leverage, xp.all(kept))
+    return MainEffects(
+        scores, response, weights, root, mean_score, basis, to_linear, y, residual, leverage, xp.all(kept)
+    )
 
 
-def _kernel_basis(xp, main: _Main, layout: PairLayout):
+def _kernel_basis(xp, main: MainEffects, layout: PairLayout):
     """Eigenvalues of the projected kernel, its root, and the maps from and to coefficients of the draws."""
     whole = main.root[:, None] * pair_kernel(main.scores, layout, xp) * main.root[None, :]
     values, vectors = xp.linalg.eigh(main.project(main.project(whole).T))
@@ -170,7 +171,7 @@ def _kernel_basis(xp, main: _Main, layout: PairLayout):
     return values, vectors, vectors * xp.sqrt(values), whole @ vectors, main.project(vectors)
 
 
-def _product_basis(xp, main: _Main, layout: PairLayout):
+def _product_basis(xp, main: MainEffects, layout: PairLayout):
     """The same from the Gram matrix of the products."""
     a, b = layout.pairs()
     whole = main.root[:, None] * main.scores[:, a] * main.scores[:, b]
@@ -180,7 +181,7 @@ def _product_basis(xp, main: _Main, layout: PairLayout):
     return xp.maximum(values, 0.0), vectors, features, whole @ vectors, features
 
 
-def _choose_ridge(xp, main: _Main, values, features, seen):
+def _choose_ridge(xp, main: MainEffects, values, features, seen):
     """The ridge with the least mean square of left-out residuals, infinite where none beats no products at all."""
     grid = xp.asarray(_RIDGES)
     inverse = 1 / (values[:, None] + main.root.shape[0] * grid)
@@ -191,7 +192,7 @@ def _choose_ridge(xp, main: _Main, values, features, seen):
     return xp.where(losses[best] < without, grid[best], xp.inf)
 
 
-def _finish(xp, main: _Main, influence, residual, leverage, pairs, ridge, mean_pair_part) -> PairFit:
+def _finish(xp, main: MainEffects, influence, residual, leverage, pairs, ridge, mean_pair_part) -> PairFit:
     left_out = _leave_out(xp, residual[:, None], leverage[:, None])[:, 0]
     linear = influence @ main.y
     return PairFit(
@@ -211,7 +212,7 @@ def _finish(xp, main: _Main, influence, residual, leverage, pairs, ridge, mean_p
 def slope_map(scores):
     """(P, S): the least-squares slopes of a response on the scores, as a linear map; on the host."""
     ones = np.ones(len(scores))
-    return _main_effects(np, scores, ones, ones).to_linear
+    return main_effects(np, scores, ones, ones).to_linear
 
 
 def pair_kernel(scores, layout: PairLayout, xp=np):
@@ -224,66 +225,6 @@ def pair_kernel(scores, layout: PairLayout, xp=np):
 def pair_part(scores, pairs):
     """s~' B s~ / 2 of each row."""
     return ((scores @ pairs) * scores).sum(-1) / 2
-
-
-class Curvature(NamedTuple):
-    """B as it is used.
-
-    Attributes
-    ----------
-    pairs
-        B times `believed`, kept below one where a half sample does not confirm more; None for zero.
-    control
-        B as it was regressed, the best multiple of the products to take from the response; None for zero.
-    believed
-        How much of what one half of the draws says of B the other half sees, 0 (noise) to 1.
-    """
-
-    pairs: np.ndarray | None
-    control: np.ndarray | None
-    believed: float
-
-
-NO_CURVATURE = Curvature(None, None, 0.0)
-
-
-def believed_curvature(found: PairFit, scores, response, weights, layout: PairLayout) -> Curvature:
-    """The curvature of a regression with as much of it as is not noise; on the host.
-
-    The ridge shrinks B towards zero by the noise that leaving out shows. Half samples check it: B from one half
-    predicts part of the response in the other, and the slope of the response on that prediction is one where the
-    ridge was right, less where noise passed for curvature.
-    """
-    if found.pairs is None or not np.isfinite(found.ridge):
-        return NO_CURVATURE
-    halves = [(scores[i::2], response[i::2], weights[i::2]) for i in (0, 1)]
-    fits = [fit_pairs(*half, layout, ridge=found.ridge).pairs for half in halves]
-    mains = [_main_effects(np, *half) for half in halves]
-    slopes = [_slope(mains[1 - i], fits[i]) for i in (0, 1)]
-    believed = float(np.clip(np.mean(slopes), 0.0, 1.0))
-    pairs = believed * found.pairs
-    # An eigenvalue of one or more makes the ELBO curve upwards along its direction. The largest of a noisy matrix is
-    # too large; what one half sees along the direction that the other one chose is not.
-    values, vectors = np.linalg.eigh(pairs)
-    if values[-1] > _LARGEST_UNCONFIRMED:
-        confirmed = np.mean([_curvature_along(mains[1 - i], fits[i], layout) for i in (0, 1)])
-        if confirmed < 1:
-            pairs = (vectors * np.minimum(values, _LARGEST_UNCONFIRMED)) @ vectors.T
-    return Curvature(pairs, found.pairs, believed)
-
-
-def _slope(main: _Main, pairs) -> float:
-    """Least-squares slope of the response on s~' B s~ / 2, main effects taken from both."""
-    predicted = main.project(main.root * pair_part(main.scores, pairs))
-    size = predicted @ predicted
-    return float(predicted @ main.residual / size) if size > 0 else 0.0
-
-
-def _curvature_along(main: _Main, pairs, layout: PairLayout) -> float:
-    """v' B v as these draws see it, v the direction of the largest eigenvalue of `pairs`, found on others."""
-    v = np.linalg.eigh(pairs)[1][:, -1]
-    square = np.outer(v, v) * layout.across
-    return _slope(main, square) * float(np.sum(square**2))
 
 
 def _leave_out(xp, residual, leverage):
@@ -299,7 +240,7 @@ def _leave_out(xp, residual, leverage):
     return xp.where(informative, out, typical)
 
 
-def _pairs_of(xp, main: _Main, layout: PairLayout, coefficients):
+def _pairs_of(xp, main: MainEffects, layout: PairLayout, coefficients):
     """B from coefficients of the draws (with these as weights of the draws) or of the products."""
     size = main.scores.shape[1]
     if uses_kernel(main.scores.shape[0], layout):

@@ -107,7 +107,7 @@ class Pathwise(eqx.Module):
             curvature=PathwiseProduct(target, q, noise, keys).operator(),
             fisher=q.fisher(),
             noise=GroupNoise(group_grads),
-            draw_values=log_p.reshape(-1),
+            draw_values=log_p.reshape(-1) + q.entropy(),
             counts=Counts(log_density=self.num_draws, gradient=self.num_draws),
             calls_per_product=self.num_draws,
         )

@@ -3,7 +3,7 @@
 A family is a module whose parameters Gamma are one flat vector; an instance is a distribution. Everything outside of
 `curvi.family` works through the methods below, so that a new family is one new file. An author writes
 
-    latents, noise_size, from_uniform, to_model, log_prob, entropy, fisher, onto
+    latents, noise_size, from_uniform, to_model, log_prob, entropy, fisher
 
 and, where draws follow the parameters smoothly, `from_normal` with `reparameterised = True`. All else has a default,
 which a closed form may replace.
@@ -13,6 +13,8 @@ lies between the two, a bijection, a centring, a rotation, is the family's own (
 `vmap` gives many. Noise is one row of `noise_size` standard normal numbers a draw.
 """
 
+import dataclasses
+import itertools
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Any, Self
@@ -69,13 +71,19 @@ class Family(eqx.Module):
     def fisher(self) -> BlockDiagonal:
         """F = E[s s'], positive definite: the metric of the parameters."""
 
-    @abstractmethod
+    # -- what it is over ----------------------------------------------------------------------------------------------
+
     def onto(self, target: AbstractTarget) -> Self:
         """The same q over the latents of another target; ValueError where names, shapes or supports differ."""
+        for own, other in itertools.zip_longest(self.latents, target.latents):
+            if own is None or other is None or own.describe() != other.describe():
+                words = [latent.describe() if latent else "no further latent" for latent in (own, other)]
+                raise ValueError(f"q has {words[0]} where the target has {words[1]}: it belongs to another model")
+        return self.rebound({latent.name: latent for latent in target.latents})
 
     def rebound(self, latents: Mapping[str, Latent]) -> Self:
-        """The same q with these latents in the place of its own of the same names."""
-        return self
+        """The same q with these latents in the place of its own of the same names, wherever in its structure."""
+        return _rebound(self, latents)
 
     # -- parameters ---------------------------------------------------------------------------------------------------
 
@@ -252,3 +260,18 @@ class Family(eqx.Module):
         scales: it says when q has run away.
         """
         return -np.inf
+
+
+def _rebound(value, latents: Mapping[str, Latent]):
+    """A copy of a tree of dataclasses and tuples with its latents replaced by name."""
+    if isinstance(value, Latent):
+        return latents.get(value.name, value)
+    if type(value) is tuple:
+        return tuple(_rebound(item, latents) for item in value)
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return value
+    # Past the class's own initialiser, which may take other arguments than its fields.
+    made = object.__new__(type(value))
+    for field in dataclasses.fields(value):
+        object.__setattr__(made, field.name, _rebound(getattr(value, field.name), latents))
+    return made

@@ -11,7 +11,6 @@ import numpy as np
 import numpyro.distributions as dist
 from jax.scipy.special import digamma, gammaln, ndtri, polygamma
 
-from curvi.family import student_t
 from curvi.family.factor import Factor
 from curvi.family.quantile import continuous_quantile
 from curvi.model import support as supports
@@ -22,7 +21,7 @@ _START_LOG_SCALE = -2.0  # small enough that exponential links stay finite, larg
 _START_CONCENTRATION = 10.0
 
 
-def _rows(*rows):
+def block_rows(*rows):
     """Stack scalars-per-factor into (n, k, k) blocks."""
     return jnp.stack([jnp.stack(row, -1) for row in rows], -2)
 
@@ -31,7 +30,7 @@ def _trigamma(x):
     return polygamma(1, x)
 
 
-def _location_scale_start(value):
+def location_scale_start(value):
     return np.stack([value, np.full_like(value, _START_LOG_SCALE)], -1)
 
 
@@ -44,12 +43,12 @@ def _normal_hessian(params, z):
     inverse = jnp.exp(-params[..., 1])
     e = (z - params[..., 0]) * inverse
     cross = -2 * e * inverse
-    return _rows((jnp.broadcast_to(-(inverse**2), cross.shape), cross), (cross, -2 * e * e))
+    return block_rows((jnp.broadcast_to(-(inverse**2), cross.shape), cross), (cross, -2 * e * e))
 
 
 def _normal_fisher(params):
     zero = jnp.zeros_like(params[..., 0])
-    return _rows((jnp.exp(-2 * params[..., 1]), zero), (zero, zero + 2))
+    return block_rows((jnp.exp(-2 * params[..., 1]), zero), (zero, zero + 2))
 
 
 def _normal_natural(params):
@@ -85,7 +84,7 @@ class Normal(Factor):
     hessian = staticmethod(_normal_hessian)
     natural = staticmethod(_normal_natural)
     from_natural = staticmethod(_normal_from_natural)
-    start = staticmethod(_location_scale_start)
+    start = staticmethod(location_scale_start)
 
     def from_normal(self, params, noise):
         return params[..., 0] + jnp.exp(params[..., 1]) * noise
@@ -125,61 +124,13 @@ class LogNormal(Factor):
         return _normal_hessian(params, jnp.log(x))
 
     def start(self, value):
-        return _location_scale_start(np.log(value))
+        return location_scale_start(np.log(value))
 
     def from_normal(self, params, noise):
         return jnp.exp(params[..., 0] + jnp.exp(params[..., 1]) * noise)
 
     def from_uniform(self, params, u):
         return self.from_normal(params, ndtri(u[..., 0]))
-
-
-@register
-@dataclasses.dataclass(frozen=True)
-class StudentT(Factor):
-    """Student-t(df, mu, sigma) with gamma = (mu, log sigma, log(df - 4)).
-
-    Degrees of freedom stay above 4, so that the fourth moment exists: the estimate of the Hessian, a mean of products
-    of scores with log densities that grow like squares, then has a variance.
-    """
-
-    num_params = 3
-    real_line = True
-    has_kl = False
-
-    def resolve(self, support, shape):
-        return self if not supports.is_discrete(support) else None
-
-    def distribution(self, params):
-        return dist.StudentT(4 + jnp.exp(params[..., 2]), params[..., 0], jnp.exp(params[..., 1]))
-
-    def log_prob(self, params, x):
-        df, z = 4 + jnp.exp(params[..., 2]), (x - params[..., 0]) * jnp.exp(-params[..., 1])
-        return -params[..., 1] - student_t.log_normaliser(df) - (df + 1) / 2 * jnp.log1p(z * z / df)
-
-    def entropy(self, params):
-        return student_t.standard_entropy(4 + jnp.exp(params[..., 2])) + params[..., 1]
-
-    def fisher(self, params):
-        """Lange, Little and Taylor (1989), appendix B, in the unconstrained parameters."""
-        above = jnp.exp(params[..., 2])
-        df = 4 + above
-        zero = jnp.zeros_like(df)
-        location = (df + 1) / (df + 3) * jnp.exp(-2 * params[..., 1])
-        scale = 2 * df / (df + 3)
-        cross = -2 / ((df + 1) * (df + 3)) * above
-        tail = student_t.tail_information(df) * above**2
-        return _rows((location, zero, zero), (zero, scale, cross), (zero, cross, tail))
-
-    def start(self, value):
-        return np.concatenate([_location_scale_start(value), np.full((*value.shape, 1), 1.0, value.dtype)], -1)
-
-    def from_uniform(self, params, u):
-        df, u = 4 + jnp.exp(params[..., 2]), u[..., 0]
-        # Searched from the median outwards: the tail keeps its digits on either side.
-        smaller = jnp.minimum(u, 1 - u)
-        size = continuous_quantile(lambda z: -student_t.upper_tail(df, z), jnp.sinh, -smaller, 0.0, 60.0)
-        return params[..., 0] + jnp.exp(params[..., 1]) * jnp.where(u < 0.5, -size, size)
 
 
 @register
@@ -201,7 +152,7 @@ class Gamma(Factor):
 
     def fisher(self, params):
         a = jnp.exp(params[..., 0])
-        return _rows((a * a * _trigamma(a), -a), (-a, a))
+        return block_rows((a * a * _trigamma(a), -a), (-a, a))
 
     def natural(self, params):
         return jnp.exp(params)
@@ -239,7 +190,7 @@ class Beta(Factor):
         a, b = jnp.exp(params[..., 0]), jnp.exp(params[..., 1])
         both = _trigamma(a + b)
         cross = -a * b * both
-        return _rows((a * a * (_trigamma(a) - both), cross), (cross, b * b * (_trigamma(b) - both)))
+        return block_rows((a * a * (_trigamma(a) - both), cross), (cross, b * b * (_trigamma(b) - both)))
 
     def natural(self, params):
         return jnp.exp(params)

@@ -101,6 +101,16 @@ class Factor(ABC):
         """A draw as a smooth function of the parameters and standard normal noise; only where `reparameterised`."""
         raise NotImplementedError(f"{self} has no twice differentiable reparameterisation")
 
+    def turning(self, params: Float[Array, " k"], e: Float[Array, ""]) -> Float[Array, "k k"]:
+        """T_GG - T_Ge T_G' / T_e of one factor with draws T(e; G): how dT/dG changes with G while the draw stays."""
+
+        def path(p, u):
+            return self.from_normal(p[None], u[None])[0]
+
+        by_params, by_noise = jax.grad(path, (0, 1))(params, e)
+        mixed = jax.jacfwd(jax.grad(path), 1)(params, e)
+        return jax.hessian(path)(params, e) - jnp.outer(mixed, by_params) / by_noise
+
     def sample(self, key, params):
         """One independent draw of each factor."""
         draw = self.distribution(params).sample(key)

@@ -1,7 +1,7 @@
 """Where each latent of a target stands in a draw and in the parameters of a factorised q."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import jax.numpy as jnp
 import numpy as np
@@ -79,11 +79,6 @@ class Layout:
     def num_params(self) -> int:
         return sum(factor.num_params * n for factor, n in self.groups)
 
-    def rebound(self, latents: Mapping[str, Latent]) -> "Layout":
-        """The same layout with these latents in the place of its own of the same names."""
-        slots = [dataclasses.replace(slot, latent=latents.get(slot.latent.name, slot.latent)) for slot in self.slots]
-        return Layout(self.factors, self.counts, tuple(slots))
-
     def subset(self, names: set[str]) -> "Layout":
         """The layout of some of the latents."""
         grouped: dict[Factor, int] = {}
@@ -115,6 +110,59 @@ class Layout:
             theta[latent.name] = value.astype(latent.dtype)
         return theta, log_det
 
+    # -- names --------------------------------------------------------------------------------------------------------
+
+    def elements(self) -> list[str]:
+        """The element of a latent that each parameter belongs to."""
+        return self._named(lambda slot, index, _: slot.element(index))
+
+    def parameter_labels(self) -> list[str]:
+        """ "a[0]" for the location of a factor, "spread of a[0]" for its scale.
+
+        Where a bijection mixes the elements of a latent (a simplex), its unconstrained coordinates are counted:
+        "a~[0]".
+        """
+
+        def label(slot: Slot, index: int, number: int) -> str:
+            shape = slot.working_shape
+            name = slot.latent.name if shape == slot.latent.shape else f"{slot.latent.name}~"
+            at = f"{name}[{','.join(map(str, np.unravel_index(index, shape)))}]" if shape else name
+            if not self.factor_of(slot).reparameterised:
+                return f"parameter {number} of {at}"
+            return f"spread of {at}" if number else at
+
+        return self._named(label)
+
+    def _named(self, label: Callable[[Slot, int, int], str]) -> list[str]:
+        """`label(slot, index of the element, number of the parameter in its factor)` of every parameter."""
+        labels = [""] * self.num_params
+        places = self.parameter_slices()
+        for slot in self.slots:
+            k, start = self.factor_of(slot).num_params, places[slot.latent.name].start
+            for index in range(slot.count):
+                for number in range(k):
+                    labels[start + index * k + number] = label(slot, index, number)
+        return labels
+
+    def by_param(self, kind: Callable[[Factor], object]) -> np.ndarray:
+        """One entry a parameter: what `kind` says of its factor."""
+        return np.concatenate([np.full(n * f.num_params, kind(f)) for f, n in self.groups])
+
+    def by_noise_column(self, weights: np.ndarray) -> np.ndarray | None:
+        """Weights of the parameters from weights of the columns of the noise; None where a factor has several."""
+        if len(weights) != sum(self.counts):
+            return None
+        ends = np.cumsum([0, *self.counts])
+        return np.concatenate([np.repeat(weights[a:b], f.num_params) for a, b, f in zip(ends, ends[1:], self.factors)])
+
+    def location_params(self) -> np.ndarray:
+        """One entry a parameter: all but the spreads of factors that have one."""
+        moves = []
+        for factor, n in self.groups:
+            has_spread = factor.real_line or factor.reparameterised
+            moves.append(np.tile(np.arange(factor.num_params) < (1 if has_spread else factor.num_params), n))
+        return np.concatenate(moves)
+
 
 def lay_out(target: AbstractTarget, factors: Mapping[str, Factor]) -> tuple[Layout, np.ndarray]:
     """The layout of these factors, defaults where none is named, and the parameters at the target's start."""
@@ -143,13 +191,6 @@ def lay_out(target: AbstractTarget, factors: Mapping[str, Factor]) -> tuple[Layo
         starts[group].append(params)
     params = np.concatenate([part.ravel() for parts in starts for part in parts])
     return Layout(tuple(grouped), tuple(counts), tuple(slots)), params
-
-
-def describe(latent: Latent | None) -> str:
-    """A latent in a few words, for messages."""
-    if latent is None:
-        return "no further latent"
-    return f"'{latent.name}' of shape {latent.shape}, {latent.dtype}, {supports.describe(latent.support)}"
 
 
 def _resolve(latent: Latent, factor: Factor | None) -> Factor:

@@ -5,7 +5,6 @@ vectorised group. A draw x is a tuple with one array (n, *event) per group, in *
 support, before any bijection.
 """
 
-import itertools
 from collections.abc import Iterable, Mapping
 
 import equinox as eqx
@@ -18,8 +17,9 @@ from jaxtyping import Array, Float
 from curvi.curvature.blocks import BlockDiagonal, join, split
 from curvi.family.base import Family
 from curvi.family.continuous import Normal
+from curvi.family.discrete_values import every_value
 from curvi.family.factor import Factor
-from curvi.family.layout import Layout, describe, lay_out
+from curvi.family.layout import Layout, lay_out
 from curvi.family.path import DirectPath, NormalPath, Path
 from curvi.model.latents import Latent
 from curvi.model.target import AbstractTarget
@@ -74,19 +74,6 @@ class MeanField(Family):
     @property
     def reparameterised(self) -> bool:
         return all(factor.reparameterised for factor in self.layout.factors)
-
-    def onto(self, target: AbstractTarget) -> "MeanField":
-        if self.latents == target.latents:
-            return self
-        for latent, other in itertools.zip_longest(self.latents, target.latents):
-            if latent is None or other is None or describe(latent) != describe(other):
-                raise ValueError(
-                    f"q has {describe(latent)} where the target has {describe(other)}: it belongs to another model"
-                )
-        return self.rebound({latent.name: latent for latent in target.latents})
-
-    def rebound(self, latents: Mapping[str, Latent]) -> "MeanField":
-        return MeanField.assemble(self.params, self.layout.rebound(latents))
 
     def split(self, v: Float[Array, " P"]) -> list[Float[Array, "n k"]]:
         """A vector like the parameters, cut into one array a group."""
@@ -183,7 +170,7 @@ class MeanField(Family):
     def stein_blocks(self, noise, slope) -> BlockDiagonal:
         blocks = []
         for (factor, params), part, e in zip(self._with_params(), slope, self._cut(noise)):
-            turned = jax.vmap(lambda p, u, factor=factor: _turning(factor, p, u))(params, e[:, 0])
+            turned = jax.vmap(lambda p, u, factor=factor: factor.turning(p, u))(params, e[:, 0])
             blocks.append(part[:, None, None] * turned)
         return BlockDiagonal(tuple(blocks))
 
@@ -195,7 +182,7 @@ class MeanField(Family):
 
     @property
     def pathwise_params(self) -> np.ndarray:
-        return np.concatenate([np.full(n * f.num_params, f.reparameterised) for f, n in self.layout.groups])
+        return self.layout.by_param(lambda factor: factor.reparameterised)
 
     def follow(self, drawn: "MeanField", noise) -> Draw:
         out = []
@@ -220,8 +207,7 @@ class MeanField(Family):
         return self.replace(join([p if f.reparameterised else f.with_min_probability(p, least) for f, p in groups]))
 
     def max_abs_params(self) -> np.ndarray:
-        dtype = self.params.dtype
-        return np.concatenate([np.full(n * f.num_params, f.max_abs_param(dtype)) for f, n in self.layout.groups])
+        return self.layout.by_param(lambda factor: factor.max_abs_param(self.params.dtype))
 
     @property
     def latents_without_path(self) -> tuple[str, ...]:
@@ -254,23 +240,8 @@ class MeanField(Family):
     def _uniform_share(self) -> float:
         return 1 / max(2, sum(count for factor, count in self.layout.groups if factor.values is not None))
 
-    def every_value(self, x: Draw) -> tuple[tuple[np.ndarray, ...], np.ndarray] | None:
-        rows, owner, first = [], [], 0
-        for group, (factor, count) in enumerate(self.layout.groups):
-            if (values := factor.values) is not None:
-                for at in range(count):
-                    changed = np.repeat(np.asarray(x[group])[None], len(values), 0)
-                    changed[:, at] = values
-                    rows.append((group, changed))
-                owner.append(np.repeat(first + np.arange(count), len(values)))
-            first += count
-        if not rows:
-            return None
-        parts = [
-            np.concatenate([new if group == own else np.repeat(part[None], len(new), 0) for own, new in rows])
-            for group, part in enumerate(map(np.asarray, x))
-        ]
-        return tuple(parts), np.concatenate(owner)
+    def every_value(self, x: Draw) -> tuple[Draw, np.ndarray] | None:
+        return every_value(self.layout, x)
 
     @property
     def separable(self) -> bool:
@@ -297,50 +268,16 @@ class MeanField(Family):
         return np.asarray(self.params)[self.layout.parameter_slices()[name]]
 
     def elements(self) -> list[str]:
-        return self._named(lambda slot, index, _: slot.element(index))
+        return self.layout.elements()
 
     def parameter_labels(self) -> list[str]:
-        """ "a[0]" for the location of a factor, "spread of a[0]" for its scale.
-
-        Where a bijection mixes the elements of a latent (a simplex), its unconstrained coordinates are counted:
-        "a~[0]".
-        """
-
-        def label(slot, index, number):
-            shape = slot.working_shape
-            name = slot.latent.name if shape == slot.latent.shape else f"{slot.latent.name}~"
-            at = f"{name}[{','.join(map(str, np.unravel_index(index, shape)))}]" if shape else name
-            if not self.layout.factor_of(slot).reparameterised:
-                return f"parameter {number} of {at}"
-            return f"spread of {at}" if number else at
-
-        return self._named(label)
-
-    def _named(self, label) -> list[str]:
-        """`label(slot, index of the element, number of the parameter in its factor)` of every parameter."""
-        labels = [""] * self.num_params
-        places = self.layout.parameter_slices()
-        for slot in self.layout.slots:
-            k = self.layout.factor_of(slot).num_params
-            for index in range(slot.count):
-                for number in range(k):
-                    labels[places[slot.latent.name].start + index * k + number] = label(slot, index, number)
-        return labels
+        return self.layout.parameter_labels()
 
     def by_noise_column(self, weights: np.ndarray) -> np.ndarray | None:
-        if len(weights) != sum(self.layout.counts):
-            return None
-        ends = np.cumsum([0, *self.layout.counts])
-        parts = [np.repeat(weights[a:b], f.num_params) for a, b, f in zip(ends, ends[1:], self.layout.factors)]
-        return np.concatenate(parts)
+        return self.layout.by_noise_column(weights)
 
     def location_params(self) -> np.ndarray:
-        """All but the spreads of factors that have one."""
-        moves = []
-        for factor, n in self.layout.groups:
-            has_spread = factor.real_line or factor.reparameterised
-            moves.append(np.tile(np.arange(factor.num_params) < (1 if has_spread else factor.num_params), n))
-        return np.concatenate(moves)
+        return self.layout.location_params()
 
     def largest_exponent(self) -> float:
         """ln scales, and draws of the latents that a bijection takes to their supports."""
@@ -352,14 +289,3 @@ class MeanField(Family):
             reached = np.max(np.abs(mean) + 3 * np.exp(log_scale)) if slot.pushed else -np.inf
             largest = max(largest, float(log_scale.max()), float(reached))
         return largest
-
-
-def _turning(factor, params, e):
-    """T_GG - T_Ge T_G' / T_e of one factor: how J changes with the parameters while x stays."""
-
-    def path(p, u):
-        return factor.from_normal(p[None], u[None])[0]
-
-    by_params, by_noise = jax.grad(path, (0, 1))(params, e)
-    mixed = jax.jacfwd(jax.grad(path), 1)(params, e)
-    return jax.hessian(path)(params, e) - jnp.outer(mixed, by_params) / by_noise

@@ -1,89 +1,62 @@
-"""Functions of the degrees of freedom of a Student-t that keep their digits as it becomes a normal.
+"""The Student-t factor."""
 
-All are differences of gamma functions half a step apart, which cancel: in float32 the information on the
-degrees of freedom is off by a factor of 300 at 3,000 of them, and negative at 160,000. From `_LARGE` degrees
-of freedom on, asymptotic series stand instead. They follow from
-
-    psi((v + 1)/2) - psi(v/2) = 1/v + 1/(2 v^2) - 1/(4 v^4) + 1/(2 v^6) - 17/(8 v^8) + 31/(2 v^10) - ...
-
-(Abramowitz and Stegun, 6.3.18, twice) by integrating and differentiating term by term. At the switch the first
-term left out is below 1e-12 of the function, of its first and of its second derivative.
-"""
+import dataclasses
 
 import jax.numpy as jnp
-from jax.scipy.special import betainc, digamma, gammaln, polygamma
+import numpy as np
+import numpyro.distributions as dist
 
-_LARGE = 30.0
-_LOG_PI = 1.1447298858494002
-_LOG_2PI = 1.8378770664093453
-_LOG_2PI_E = 2.8378770664093453
-
-
-def _branch(df, small, large):
-    """`small` below the switch and `large` above, each kept where its slopes are finite."""
-    below = df < _LARGE
-    return jnp.where(below, small(jnp.where(below, df, _LARGE)), large(jnp.where(below, _LARGE, df)))
+from curvi.family import student_t_functions as functions
+from curvi.family.continuous import block_rows, location_scale_start
+from curvi.family.factor import Factor
+from curvi.family.quantile import continuous_quantile
+from curvi.model import support as supports
+from curvi.record.plain import register
 
 
-def log_normaliser(df):
-    """ln of the integral of (1 + t^2/df)^(-(df + 1)/2) over the real line."""
+@register
+@dataclasses.dataclass(frozen=True)
+class StudentT(Factor):
+    """Student-t(df, mu, sigma) with gamma = (mu, log sigma, log(df - 4)).
 
-    def exact(v):
-        # Not betaln, whose float64 values are off by up to 5e-7 in JAX once an argument passes 8.
-        return 0.5 * (jnp.log(v) + _LOG_PI) + gammaln(v / 2) - gammaln((v + 1) / 2)
-
-    def series(v):
-        i, j = 1 / v, 1 / v**2
-        odd = 1 / 2 + j * (-1 / 12 + j * (1 / 10 + j * (-17 / 56 + j * (31 / 18 - j * 691 / 44))))
-        return 0.5 * (_LOG_2PI + i * odd)
-
-    return _branch(df, exact, series)
-
-
-def standard_entropy(df):
-    """The entropy of a Student-t with location 0 and scale 1."""
-
-    def exact(v):
-        return (v + 1) / 2 * (digamma((v + 1) / 2) - digamma(v / 2)) + log_normaliser(v)
-
-    def series(v):
-        i, j = 1 / v, 1 / v**2
-        odd = 2 + j * (-1 / 3 + j * (3 / 5 + j * (-17 / 7 + j * (155 / 9 - j * 2073 / 11))))
-        even = 1 / 2 + j * (-1 / 4 + j * (1 / 2 + j * (-17 / 8 + j * (31 / 2 - j * 691 / 4))))
-        return 0.5 * (_LOG_2PI_E + i * odd + j * even)
-
-    return _branch(df, exact, series)
-
-
-def tail_information(df):
-    """The Fisher information on the degrees of freedom at known location and scale, 7/(2 df^4) for large df."""
-
-    def exact(v):
-        spread = polygamma(1, v / 2) - polygamma(1, (v + 1) / 2)
-        return spread / 4 - (v + 5) / (2 * v * (v + 1) * (v + 3))
-
-    def series(v):
-        j = 1 / v**2
-        # The first two terms of the series less the rational function: (7 v + 3) / (v^3 (v + 1)(v + 3)).
-        leading = (7 + 3 / v) / ((1 + 1 / v) * (1 + 3 / v))
-        rest = (-1 + j * (3 + j * (-17 + j * (155 - j * 2073)))) / v
-        return 0.5 * j**2 * (leading + rest)
-
-    return _branch(df, exact, series)
-
-
-def upper_tail(df, z):
-    """P(T > z) of a standard Student-t, for z >= 0.
-
-    Near the median the incomplete beta function is taken at z^2/(df + z^2) and not at df/(df + z^2), which is 1
-    in floating point for z below sqrt(eps df): 0.7 in float32 at 8 million degrees of freedom.
+    Degrees of freedom stay above 4, so that the fourth moment exists: the estimate of the Hessian, a mean of products
+    of scores with log densities that grow like squares, then has a variance.
     """
-    near = z < 1
-    square = z * z
-    half = jnp.full_like(df, 0.5)
-    part = betainc(
-        jnp.where(near, half, df / 2),
-        jnp.where(near, df / 2, half),
-        jnp.where(near, square / (df + square), df / (df + square)),
-    )
-    return jnp.where(near, 0.5 - 0.5 * part, 0.5 * part)
+
+    num_params = 3
+    real_line = True
+    has_kl = False
+
+    def resolve(self, support, shape):
+        return self if not supports.is_discrete(support) else None
+
+    def distribution(self, params):
+        return dist.StudentT(4 + jnp.exp(params[..., 2]), params[..., 0], jnp.exp(params[..., 1]))
+
+    def log_prob(self, params, x):
+        df, z = 4 + jnp.exp(params[..., 2]), (x - params[..., 0]) * jnp.exp(-params[..., 1])
+        return -params[..., 1] - functions.log_normaliser(df) - (df + 1) / 2 * jnp.log1p(z * z / df)
+
+    def entropy(self, params):
+        return functions.standard_entropy(4 + jnp.exp(params[..., 2])) + params[..., 1]
+
+    def fisher(self, params):
+        """Lange, Little and Taylor (1989), appendix B, in the unconstrained parameters."""
+        above = jnp.exp(params[..., 2])
+        df = 4 + above
+        zero = jnp.zeros_like(df)
+        location = (df + 1) / (df + 3) * jnp.exp(-2 * params[..., 1])
+        scale = 2 * df / (df + 3)
+        cross = -2 / ((df + 1) * (df + 3)) * above
+        tail = functions.tail_information(df) * above**2
+        return block_rows((location, zero, zero), (zero, scale, cross), (zero, cross, tail))
+
+    def start(self, value):
+        return np.concatenate([location_scale_start(value), np.full((*value.shape, 1), 1.0, value.dtype)], -1)
+
+    def from_uniform(self, params, u):
+        df, u = 4 + jnp.exp(params[..., 2]), u[..., 0]
+        # Searched from the median outwards: the tail keeps its digits on either side.
+        smaller = jnp.minimum(u, 1 - u)
+        size = continuous_quantile(lambda z: -functions.upper_tail(df, z), jnp.sinh, -smaller, 0.0, 60.0)
+        return params[..., 0] + jnp.exp(params[..., 1]) * jnp.where(u < 0.5, -size, size)

@@ -136,7 +136,7 @@ class StepMethod(Method):
         limits = jnp.asarray(threshold, state.q.params.dtype), jnp.asarray(min(budget.num_steps, CHUNK), jnp.int32)
         key_steps = jax.random.fold_in(key, _FOR_STEPS)
         state, records, taken, asks = run_chunk(self, problem.target, state, key_steps, *limits)
-        rows, spent = _rows(jax.tree.map(np.asarray, records), int(taken))
+        rows, spent = _rows(jax.tree.map(np.asarray, records), int(taken), counts.log_density)
         counts = counts.plus(*spent)
         if int(state.refused) >= _PATIENCE:
             return state, News(rows, counts, outcome=Outcome.NON_FINITE)
@@ -154,13 +154,13 @@ class StepMethod(Method):
         return certify(problem.target, state.q, key)
 
 
-def _rows(records: Record, taken: int) -> tuple[list[dict], tuple[int, int, int]]:
-    """Rows of the history, with calls of the log density counted from the first of these steps on; and all calls."""
+def _rows(records: Record, taken: int, before: int) -> tuple[list[dict], tuple[int, int, int]]:
+    """Rows of the history, with calls of the log density counted on from `before`; and all calls of these steps."""
     names = ("elbo", "elbo_se", "remaining_gain", "remaining_gain_se", "predicted_gain", "gradient_gain")
     names += ("num_draws", "radius", "accepted", "shrinkage")
     columns = {name: getattr(records, name)[:taken] for name in names}
     calls = [np.asarray(part)[:taken].astype(np.int64) for part in jax.tree.leaves(records.counts)]
-    columns["log_density"] = np.cumsum(calls[0])
+    columns["log_density"] = before + np.cumsum(calls[0])
     rows = [{name: column[i] for name, column in columns.items()} for i in range(taken)]
     log_density, gradient, hvp = (int(part.sum()) for part in calls)
     return rows, (log_density, gradient, hvp)

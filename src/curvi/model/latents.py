@@ -21,6 +21,10 @@ class Latent:
     dtype: np.dtype
     support: object
 
+    def describe(self) -> str:
+        """The latent in a few words, for messages."""
+        return f"'{self.name}' of shape {self.shape}, {self.dtype}, {supports_of.describe(self.support)}"
+
     @property
     def discrete(self) -> bool:
         return supports_of.is_discrete(self.support)

@@ -20,8 +20,9 @@ import numpy as np
 from curvi.certify.gain import UNKNOWN, Gain, unfinished
 from curvi.control.trust import Trust
 from curvi.descent.dense import DenseModel
-from curvi.estimate.pairs import believed_curvature, fit_pairs, slope_map
+from curvi.estimate.pairs import fit_pairs, slope_map
 from curvi.estimate.regression import pair_layout
+from curvi.estimate.shrunk_pairs import shrunk_curvature
 from curvi.family import Family
 from curvi.methods.base import Budget, Method, Needs, News, Problem
 from curvi.methods.plate_regression.table import Table, tabulate
@@ -225,13 +226,13 @@ def _estimate(table: Table, q: Family) -> PlateEstimate:
     response = table.response(log_rows)
     ones = np.ones(len(response))
     found = fit_pairs(table.scores, response, ones, layout)
-    curvature = believed_curvature(found, table.scores, response, ones, layout)
+    curvature = shrunk_curvature(found, table.scores, response, ones, layout)
     schur = _rows_curvature(table, log_rows)
     pairs = schur if curvature.pairs is None else schur + curvature.pairs
     optimism = table.optimism(log_rows)
     value, value_se = float(found.value) - optimism, float(np.hypot(found.value_se, optimism))
     model = DenseModel.make(value, value_se, found.linear, found.covariance(), pairs)
-    return PlateEstimate(model, curvature.believed, log_rows)
+    return PlateEstimate(model, curvature.shrinkage, log_rows)
 
 
 def _rows_curvature(table: Table, log_rows) -> np.ndarray:

@@ -6,9 +6,10 @@ import numpy as np
 
 from curvi.certify.gain import Gain
 from curvi.descent.dense import DenseModel
-from curvi.estimate.pairs import NO_CURVATURE, PairFit, believed_curvature, fit_pairs, pair_part
+from curvi.estimate.pairs import PairFit, fit_pairs, pair_part
 from curvi.estimate.pool import Batch, Pool, View
 from curvi.estimate.regression import pair_layout
+from curvi.estimate.shrunk_pairs import NO_CURVATURE, shrunk_curvature
 from curvi.estimate.single_values import gain_beyond
 from curvi.family import Family
 from curvi.methods.pooled_regression.programs import scores_at
@@ -71,12 +72,12 @@ class Regression:
         part = view.scores[rows], view.ratios[rows], view.weights[rows]
         found = fit_pairs(*part, layout, products=self.products)
         if self.products:
-            curvature = believed_curvature(found, *part, layout)
+            curvature = shrunk_curvature(found, *part, layout)
         if len(view.weights) > self.most_rows:
             response = view.ratios - _pair_part(view.scores, curvature.control)
             found = fit_pairs(view.scores, response, view.weights, layout, products=False)
         model = DenseModel.make(found.value, found.value_se, found.linear, found.covariance(), curvature.pairs)
-        shrinkage, residual = curvature.believed, float(found.residual_variance)
+        shrinkage, residual = curvature.shrinkage, float(found.residual_variance)
         return Estimate(model, curvature.control, shrinkage, residual, bool(found.complete), *self._beyond(q, found))
 
     def certify(self, batch: Batch, rare: Batch | None, before: Estimate) -> tuple[float, float, Gain]:

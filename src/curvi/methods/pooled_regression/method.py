@@ -7,7 +7,7 @@ nothing is compiled anew when their number changes, and the model may as well be
 """
 
 import dataclasses
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import equinox as eqx
 import jax
@@ -15,20 +15,19 @@ import numpy as np
 
 from curvi.certify.gain import UNKNOWN, Gain, unfinished
 from curvi.control.trust import Trust
-from curvi.estimate.draws import latin_hypercube
-from curvi.estimate.pool import Batch, Pool
+from curvi.estimate.pool import Pool
 from curvi.estimate.regression import pair_layout
 from curvi.estimate.start import find_start
 from curvi.family import Family
 from curvi.methods.base import Budget, Method, Needs, News, Problem
 from curvi.methods.pooled_regression.estimates import KERNEL_ROWS, MAX_PRODUCTS, MAX_ROWS, Estimate, Regression
-from curvi.methods.pooled_regression.programs import draw, flatten, move, scores_at
+from curvi.methods.pooled_regression.programs import move, scores_at
+from curvi.methods.pooled_regression.sampler import Sampler
+from curvi.methods.pooled_regression.state import Plan, PooledState
 from curvi.outcome import Outcome
 from curvi.record.counts import CallCounts
 from curvi.record.plain import register
-from curvi.record.pytree import pytree
 
-_LARGEST_UNIT = 256  # draws that are made in one compiled call
 _MOST_BATCHES = 16
 # Small batches, so that steps are cheap; the pool holds what least squares needs, or is filled up.
 _FIRST_BATCHES = 2
@@ -40,58 +39,6 @@ _NEAR_END = 4  # tolerances: the gain from which on the end is near
 _NEARBY = 0.5  # nats: how far q may move until rare values are looked for once more
 _GROWTH = 1.5
 _PATIENCE = 25  # rejections in a row, after which nothing is left to step to
-
-
-@register
-@pytree
-class PooledState:
-    """The state of `PooledRegression`.
-
-    Attributes
-    ----------
-    q
-        The current distribution.
-    pool
-        Draws of this q and of earlier ones.
-    estimate
-        What the pool says around q; None before the first batch.
-    trust
-        The trust radius.
-    size, least_verdict
-        Draws of the next batch, and at least of one that gives a verdict.
-    moved_since_rare
-        Nats that q has moved since rare values were looked for.
-    refused, calls
-        Steps refused in a row, and compiled calls so far: the index of the next random numbers.
-    elbo, elbo_se, gain, gain_se
-        Of the last q that was taken.
-    """
-
-    q: Family
-    pool: Pool
-    estimate: Estimate | None
-    trust: Trust
-    size: int
-    least_verdict: int
-    moved_since_rare: float
-    refused: int
-    calls: int
-    elbo: float
-    elbo_se: float
-    gain: float
-    gain_se: float
-
-    def but(self, **changes) -> "PooledState":
-        """This state with some fields changed."""
-        return dataclasses.replace(self, **changes)
-
-
-class Plan(NamedTuple):
-    """Draws of the next batch, those among rare values of discrete factors, and whether a verdict is to be given."""
-
-    size: int
-    rare: int = 0
-    verdict: bool = False
 
 
 @register
@@ -134,7 +81,7 @@ class PooledRegression(Method):
         return PooledState(q, Pool(), None, trust, size, least, infinite, 0, 0, unknown, infinite, infinite, infinite)
 
     def advance(self, problem: Problem, state: PooledState, key, budget: Budget) -> tuple[PooledState, News]:
-        sampler = _Sampler(problem, key, self, state.calls)
+        sampler = Sampler(problem.target, key, self.batch_draws(problem.q.num_params), state.calls)
         if state.estimate is None:
             return self._first_batch(problem, state, sampler, key)
         return self._step(problem, state, sampler, budget.tolerance)
@@ -148,7 +95,7 @@ class PooledRegression(Method):
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
-    def _first_batch(self, problem: Problem, state: PooledState, sampler: "_Sampler", key):
+    def _first_batch(self, problem: Problem, state: PooledState, sampler: Sampler, key):
         target, q = problem.target, state.q
         batch = sampler.draw(q, _FIRST_BATCHES * state.size)
         if target.black_box and 2 * batch.finite().sum() < len(batch):
@@ -164,7 +111,7 @@ class PooledRegression(Method):
         pool, estimate = self._estimate(problem, pool, q, sampler)
         return state.but(q=q, pool=pool, estimate=estimate, calls=sampler.calls), News(counts=sampler.counts)
 
-    def _step(self, problem: Problem, state: PooledState, sampler: "_Sampler", tolerance: float):
+    def _step(self, problem: Problem, state: PooledState, sampler: Sampler, tolerance: float):
         estimate = state.estimate
         assert estimate is not None
         size, plan = self._plan(state, estimate, tolerance)
@@ -261,7 +208,7 @@ class PooledRegression(Method):
 
         return problem.once("regression", make)
 
-    def _estimate(self, problem: Problem, pool: Pool, q: Family, sampler: "_Sampler") -> tuple[Pool, Estimate]:
+    def _estimate(self, problem: Problem, pool: Pool, q: Family, sampler: Sampler) -> tuple[Pool, Estimate]:
         """The estimate around q, on a pool that is filled up where it says too little there."""
         pool, view = pool.view(q, scores_at)
         for _ in range(_PATIENCE):
@@ -270,36 +217,6 @@ class PooledRegression(Method):
             pool = pool.add(sampler.draw(q, sampler.unit), scores_at, MAX_ROWS, _MOST_BATCHES)
             pool, view = pool.view(q, scores_at)
         return pool, self._regression(problem, pool).estimate(view, q)
-
-
-class _Sampler:
-    """Draws batches, and counts."""
-
-    def __init__(self, problem: Problem, key, method: PooledRegression, calls: int):
-        self.target, self.key, self.calls = problem.target, key, calls
-        self.seed = [int(word) for word in np.ravel(jax.random.key_data(key))]
-        self.unit = min(method.batch_draws(problem.q.num_params), _LARGEST_UNIT)
-        self.counts = CallCounts()
-
-    def draw(self, q: Family, size: int) -> Batch:
-        """Draws of q at the points of a Latin hypercube: values of discrete factors show as often as they should."""
-        bits = latin_hypercube([*self.seed, self.calls], -(-size // self.unit) * self.unit, q.noise_size)
-        parts = []
-        for first in range(0, len(bits), self.unit):
-            index = np.asarray(self.calls, np.uint32)
-            parts.append(draw(self.target, q, bits[first : first + self.unit], self.key, index))
-            self.calls += 1
-        x = jax.tree.map(lambda *arrays: np.concatenate([np.asarray(a) for a in arrays]), *(part[0] for part in parts))
-        log_p = np.concatenate([np.asarray(part[1], np.float64) for part in parts])
-        self.counts = self.counts.plus(log_density=len(log_p))
-        return Batch(q, x, log_p, *scores_at(q, x))
-
-    def draw_rare(self, q: Family, size: int) -> Batch | None:
-        """Draws of q with its discrete factors flattened: a value that q finds rare may cost many nats a draw."""
-        if size == 0:
-            return None
-        batch = self.draw(flatten(q), size)
-        return batch.only(batch.finite()) if np.any(batch.finite()) else None
 
 
 def _rare_share(size: int, num_rare: int) -> int:

@@ -1,0 +1,25 @@
+"""Draws with each value of each discrete factor."""
+
+import numpy as np
+
+from curvi.family.layout import Layout
+
+
+def every_value(layout: Layout, x) -> tuple[tuple[np.ndarray, ...], np.ndarray] | None:
+    """Rows like the draw x, one with each value of each discrete factor, and that factor's index; None without any."""
+    rows, owner, first = [], [], 0
+    for group, (factor, count) in enumerate(layout.groups):
+        if (values := factor.values) is not None:
+            for at in range(count):
+                changed = np.repeat(np.asarray(x[group])[None], len(values), 0)
+                changed[:, at] = values
+                rows.append((group, changed))
+            owner.append(np.repeat(first + np.arange(count), len(values)))
+        first += count
+    if not rows:
+        return None
+    parts = [
+        np.concatenate([new if group == own else np.repeat(part[None], len(new), 0) for own, new in rows])
+        for group, part in enumerate(map(np.asarray, x))
+    ]
+    return tuple(parts), np.concatenate(owner)

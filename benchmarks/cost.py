@@ -86,7 +86,7 @@ def measure(target, method) -> dict:
     key = jax.random.key(0)
     # Data and state are arguments: as constants they would count as part of the program.
     data, code = eqx.partition(target, eqx.is_array)
-    dynamic, static = eqx.partition(method.init(target, q, key), eqx.is_array)
+    dynamic, static = eqx.partition(method.start(target, q, key), eqx.is_array)
 
     def steps(data, dynamic, key, num_steps):
         def step(index, carried):

@@ -11,6 +11,7 @@ their lines are not run again. Regression runs as `curvi.fit` runs it, with no s
 """
 
 import argparse
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -20,9 +21,9 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import optax
-from curvi.methods.pooled_regression.run import PooledRun
 from numpyro.infer import SVI, TraceGraph_ELBO
 
+import curvi
 import discrete_tables
 import held_out
 import lines
@@ -30,10 +31,9 @@ import reference_models as examples
 from curvi import MeanField
 from curvi.estimate import AnchoredScore
 from curvi.methods import BBVI, PooledRegression
-from curvi.methods.pooled_regression.method import rare_draws
+from curvi.methods.base import Budget
+from curvi.methods.base import Problem as FitProblem
 from curvi.model.target import AbstractTarget
-from curvi.record.clock import Clock
-from curvi.record.progress import Silent
 from discrete_tables import ADAM, CENTRED, NUMPYRO
 from numpyro_program import numpyro_program
 from problems import Problem
@@ -80,6 +80,22 @@ def best_known(start: MeanField, elbo) -> float:
     return max(value for value in (basin(elbo, params)[1] for params in near) if np.isfinite(value))
 
 
+def climb(method, target, start, key, num_steps) -> tuple[list[tuple[int, np.ndarray]], curvi.Fit]:
+    """The parameters after each step with the calls that were spent before it was judged; and the fit itself."""
+    problem, spent, path = FitProblem(target, start), 0, []
+    state = method.init(problem, key)
+    for _ in range(num_steps):
+        state, news = method.advance(problem, state, key, Budget(1, TOLERANCE))
+        path.append((spent, np.asarray(state.q.params)))
+        spent += news.counts.log_density
+        if news.outcome is not None or (news.gain is not None and news.gain.within(TOLERANCE)):
+            break
+    fit = curvi.fit(
+        target, family=start, method=method, key=key, num_steps=num_steps, tolerance=TOLERANCE, progress=False
+    )
+    return path, fit
+
+
 def run_regression(name, target, start, elbo, held_out) -> None:
     """Lines of regression with and without correction."""
     value = jax.jit(elbo)
@@ -87,10 +103,9 @@ def run_regression(name, target, start, elbo, held_out) -> None:
     for correction in (True, False):
         for seed in SEEDS:
             method = PooledRegression(correction=correction)
-            run = PooledRun(method, target, start, jax.random.key(seed), Clock(), Silent())
-            outcome = run.until(100, TOLERANCE)
-            best = basin(elbo, run.q.params)[1]
-            path = [(spent, float(value(params))) for spent, params in run.path]
+            path, fit = climb(method, target, start, jax.random.key(seed), 100)
+            outcome, best = fit.outcome, basin(elbo, fit.q.params)[1]
+            path = [(spent, float(value(params))) for spent, params in path]
             lines.append(
                 RESULTS,
                 name,
@@ -102,12 +117,12 @@ def run_regression(name, target, start, elbo, held_out) -> None:
                 best_known=max(highest, best),
                 held_out=held_out,
                 outcome=outcome.name,
-                total_calls=run.counts.log_density,
-                final_elbo=float(value(run.q.params)),
-                curvature_weight=[round(float(row["curvature_weight"]), 3) for row in run.rows],
+                total_calls=fit.counts.log_density,
+                final_elbo=float(value(fit.q.params)),
+                curvature_weight=[round(float(weight), 3) for weight in fit.history.shrinkage],
                 num_params=start.num_params,
             )
-            print(name, correction, seed, outcome.name, run.counts.log_density, flush=True)
+            print(name, correction, seed, outcome.name, fit.counts.log_density, flush=True)
 
 
 def unrun(name: str, method: str, draws, rates):
@@ -172,8 +187,8 @@ def run_numpyro(problem: Problem, method: str, rates) -> None:
         with numpyro.validation_enabled(False):
             state, steps, hits = init(lane_rates, keys), 0, {}
             limit = max_calls / num_draws
-            clock = Clock()
-            while steps < limit and clock.seconds().run < 60:
+            began = time.perf_counter()
+            while steps < limit and time.perf_counter() - began < 60:
                 more = max(1, int(np.ceil(LOOK * steps)))
                 state, gap = side_by_side(lane_rates, state, jnp.int32(more))
                 steps += more
@@ -220,7 +235,7 @@ def main() -> None:
                     run_adam(problem, arguments.rates)
                 if arguments.part in (None, "numpyro"):
                     run_numpyro(problem, NUMPYRO, arguments.rates)
-                if arguments.part in (None, "centred") and rare_draws(model.start) > 0:  # all else is pathwise there
+                if arguments.part in (None, "centred") and model.start.num_rare_draws > 0:  # all else is pathwise there
                     run_numpyro(problem, CENTRED, arguments.rates)
     discrete_tables.write(RESULTS)
 

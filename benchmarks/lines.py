@@ -4,6 +4,7 @@ import functools
 import importlib.metadata
 import json
 import platform
+import subprocess
 from pathlib import Path
 
 import jax
@@ -14,14 +15,29 @@ _KEY = ("problem", "method", "setting", "seed", "device")
 
 
 @functools.cache
+def commit() -> str:
+    """The commit that is checked out, with a plus where the tree differs from it; empty outside of a checkout."""
+    here = Path(__file__).parent
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--", "../src") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+@functools.cache
 def environment() -> dict:
-    """Versions and device, the same in all lines of a process."""
+    """Commit, versions and device, the same in all lines of a process."""
     import curvi
 
     versions = {name: importlib.metadata.version(name) for name in _PACKAGES}
     device = jax.devices()[0]
     kind = _cpu_name() if device.platform == "cpu" else device.device_kind
     return {
+        "commit": commit(),
         "device": f"{device.platform}: {kind}",
         "versions": {"python": platform.python_version(), "curvi": curvi.__version__, **versions},
     }

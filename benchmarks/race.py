@@ -72,7 +72,7 @@ def race(problem: Problem, entry: Entry, seeds, thresholds, max_calls: int, max_
     data, code = eqx.partition(problem.target, eqx.is_array)
 
     def start(value, key):
-        state = method(value).init(problem.target, problem.start, key)
+        state = method(value).start(problem.target, problem.start, key)
         dynamic, static["state"] = eqx.partition(state, eqx.is_array)
         return dynamic
 
@@ -84,7 +84,7 @@ def race(problem: Problem, entry: Entry, seeds, thresholds, max_calls: int, max_
             state = eqx.combine(dynamic, static["state"])
             state, record = method(value).step(target, state, jax.random.fold_in(key, first + i))
             counts = record.counts
-            seen = [counts.log_density, counts.gradient, counts.hvp, record.curvature_weight, record.accepted]
+            seen = [counts.log_density, counts.gradient, counts.hvp, record.shrinkage, record.accepted]
             return eqx.filter(state, eqx.is_array), spent + jnp.stack([jnp.asarray(part, float) for part in seen])
 
         dynamic, spent = jax.lax.fori_loop(0, num_steps, body, (dynamic, jnp.zeros(5)))

@@ -5,9 +5,9 @@ from curvi import estimate as estimate
 from curvi import factors as factors
 from curvi import methods as methods
 from curvi import solve as solve
-from curvi.adapters.numpyro.model import from_numpyro as from_numpyro
-from curvi.adapters.pymc.model import from_pymc as from_pymc
-from curvi.adapters.stan.program import from_stan as from_stan
+from curvi.adapters.numpyro import from_numpyro as from_numpyro
+from curvi.adapters.pymc import from_pymc as from_pymc
+from curvi.adapters.stan import from_stan as from_stan
 from curvi.check import check as check
 from curvi.comparison import Comparison as Comparison
 from curvi.comparison import compare as compare
@@ -17,9 +17,12 @@ from curvi.model.black_box import BlackBoxError as BlackBoxError
 from curvi.model.factored import FactoredTarget as FactoredTarget
 from curvi.model.minibatch import MinibatchTarget as MinibatchTarget
 from curvi.model.target import Target as Target
+from curvi.moved import find_old_names
 from curvi.outcome import Outcome as Outcome
 from curvi.record.version import VERSION
 from curvi.results import Fit as Fit
 from curvi.results import load as load
 
 __version__ = VERSION
+
+find_old_names()

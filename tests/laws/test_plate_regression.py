@@ -127,3 +127,16 @@ def test_structure_that_is_not_there_is_refused():
 def test_wrong_input_is_refused(changes, words):
     with pytest.raises(ValueError, match=words):
         small_plate(**changes)
+
+
+def test_a_target_without_factors_is_refused_with_what_to_do():
+    plain = curvi.Target(lambda t: -(t["x"] ** 2) / 2, {"x": 0.3})
+    with pytest.raises(ValueError, match=r"PlateRegression needs a FactoredTarget.*got a Target"):
+        run(plain, method=PlateRegression())
+
+
+def test_few_draws_are_rounded_up():
+    fit = run(small_plate(), method=PlateRegression(first_draws=3, max_draws=5), num_steps=3)
+    assert np.all(fit.history.num_draws == 16)
+    with pytest.raises(ValueError, match="max_draws must be a positive integer"):
+        PlateRegression(max_draws=0)

@@ -15,6 +15,7 @@ MODULES = sorted(ROOT.rglob("*.py"))
 # From the bottom up: a part imports from itself and from parts before it, nothing else.
 LAYERS = (
     "outcome",
+    "moved",
     "model",
     "record",
     "curvature",

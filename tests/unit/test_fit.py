@@ -423,3 +423,18 @@ def test_a_certificate_is_no_number_where_the_target_is_none():
     target = _cliff(jnp.nan)
     q = MeanField(target).replace(jnp.array([2.0, 0.0]))
     assert not np.isfinite(certify(target, q, KEY).nats)
+
+
+# -- time -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", [None, ascent()], ids=["growing draws", "stepwise"])
+def test_compilation_is_booked_as_such_whatever_was_compiled_before(method):
+    target = Target(lambda theta: -jnp.sum(jnp.cosh(theta["x"] - 1)), {"x": np.zeros(3)})
+    first = fit(target, method, num_steps=20)
+    warm = fit(target, method, num_steps=20)
+    assert warm.seconds.compile < 0.3 * first.seconds.compile
+    jax.clear_caches()
+    cold = fit(target, method, num_steps=20)
+    assert cold.seconds.compile > 0.3 * first.seconds.compile
+    assert cold.seconds.run < cold.seconds.compile

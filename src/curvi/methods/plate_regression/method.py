@@ -192,7 +192,10 @@ class PlateRegression(Method):
                 "another init, and log probabilities that are finite, or -inf at all draws where a row cannot have the "
                 "value"
             )
-        state = state.but(estimate=_estimate(table, state.globals), calls=draws.calls)
+        estimate = _estimate(table, state.globals)
+        elbo, elbo_se, gain = _verdict(table, estimate, state.globals)
+        state = state.but(estimate=estimate, calls=draws.calls, elbo=elbo, elbo_se=elbo_se)
+        state = state.but(gain=gain.nats, gain_se=gain.error)
         return state, News(counts=draws.counts.plus(log_density=checks))
 
     def _plan(self, state: PlateState, model: DenseModel, tolerance: float) -> int:

@@ -109,7 +109,8 @@ class PooledRegression(Method):
         # Draws without a density are left out of the first estimate; a later q that has any is refused.
         pool = Pool().add(batch.only(batch.finite()), scores_at, MAX_ROWS, _MOST_BATCHES)
         pool, estimate = self._estimate(problem, pool, q, sampler)
-        return state.but(q=q, pool=pool, estimate=estimate, calls=sampler.calls), News(counts=sampler.counts)
+        state = self._taken(state, q, estimate, estimate.model.value, estimate.model.value_se, estimate.gain())
+        return state.but(pool=pool, calls=sampler.calls), News(counts=sampler.counts)
 
     def _step(self, problem: Problem, state: PooledState, sampler: Sampler, tolerance: float):
         estimate = state.estimate

@@ -42,6 +42,7 @@ class Row:
     reached: bool = False
     elbo: float | None = None
     start: tuple = (0.0, 0.0)
+    reach: float = 6.0  # in sds of q, of the oracle by quadrature
 
 
 def _normal(x):
@@ -155,7 +156,8 @@ ROWS = {
     "nan gradients by where": Row(lambda x: _where(x[0] > 0, jnp.sqrt(x[0]), 0.0) + _normal(x), {Outcome.NON_FINITE}),
     "0 / 0 at zero": Row(lambda x: jnp.sin(x[0]) / x[0] + _normal(x), ANY),
     "infinite at init": Row(lambda x: -jnp.log(jnp.abs(x[0])) + _normal(x), ANY, elbo=_LIMIT),
-    "overflow": Row(lambda x: -jnp.exp(jnp.exp(3 * x[0])) + _normal(x), ANY),
+    # Its ELBO is minus infinity for every q, from draws that no fit will ever see: judged as far as draws reach.
+    "overflow": Row(lambda x: -jnp.exp(jnp.exp(3 * x[0])) + _normal(x), ANY, reach=3.3),
     "exploding": Row(lambda x: jnp.exp(x[0]) - x[1] ** 2 / 2, NEVER),
     # no maximum
     "constant": Row(lambda x: 0 * x[0] + 3.0, LOST),
@@ -259,22 +261,24 @@ def gap(row, q) -> float:
     return float(np.sum(ratio - 1 - np.log(ratio) + np.square((mu - row.mean) / row.sd)) / 2)
 
 
-_NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(60)
-# As far as draws reach: the expectation of exp(exp(x)) is infinite, but no draw will ever show it.
-_NODES, _WEIGHTS = _NODES[np.abs(_NODES) < 5], _WEIGHTS[np.abs(_NODES) < 5]
-_GRID = jnp.asarray(np.stack(np.meshgrid(_NODES, _NODES), -1).reshape(-1, 2))
-_GRID_WEIGHTS = jnp.asarray(np.outer(_WEIGHTS, _WEIGHTS).ravel() / _WEIGHTS.sum() ** 2)
+def grid(reach: float):
+    """Gauss-Hermite nodes and weights of the plane, as far as `reach` standard deviations."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(60)
+    nodes, weights = nodes[np.abs(nodes) < reach], weights[np.abs(nodes) < reach]
+    points = np.stack(np.meshgrid(nodes, nodes), -1).reshape(-1, 2)
+    return jnp.asarray(points), jnp.asarray(np.outer(weights, weights).ravel() / weights.sum() ** 2)
 
 
 def missed(row, q) -> float:
     """Nats that an optimiser of another kind still gains from q, on the ELBO by quadrature: the oracle of rows whose
     optimum is not known in closed form.
     """
+    points, weights = grid(row.reach)
 
     def neg_elbo(params):
         mean, log_sd = params[:2], params[2:]
-        values = jax.vmap(row.log_density)(mean + jnp.exp(log_sd) * _GRID)
-        return -(_GRID_WEIGHTS @ values + log_sd.sum())
+        values = jax.vmap(row.log_density)(mean + jnp.exp(log_sd) * points)
+        return -(weights @ values + log_sd.sum())
 
     value = jax.jit(neg_elbo)
     start = np.asarray(q.params, float).reshape(-1, 2).T.ravel()

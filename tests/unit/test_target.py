@@ -6,10 +6,12 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
 from numpyro.distributions import constraints
 
-from curvi import MinibatchTarget, Target
+from curvi import FactoredTarget, MinibatchTarget, Target, from_numpyro
 from curvi.model.minibatch import check_scale
 from curvi.model.tracing import trace as trace_function
 
@@ -358,3 +360,33 @@ def test_traced_functions_refuse_other_shapes():
     function = trace_function(log_density, {"mu": jnp.zeros(2)}, "log_density")
     with pytest.raises(ValueError):
         function({"mu": jnp.zeros(3)})
+
+
+# -- terms ------------------------------------------------------------------------------------------------------------
+
+
+def test_terms_add_up_to_the_log_density():
+    def model(y):
+        scale = numpyro.sample("scale", dist.HalfNormal(2.0))
+        with numpyro.plate("rows", 3):
+            numpyro.sample("y", dist.Normal(0.0, scale), obs=y)
+
+    y = jnp.array([0.3, -1.0, 2.0])
+    rows = MinibatchTarget(lambda t: -(t["x"] ** 2), lambda t, row: -((row - t["x"]) ** 2), y, 2, {"x": np.array(0.1)})
+    bits = FactoredTarget(
+        lambda t: {"rows": 0.3 * t["z"] * t["x"], "rest": -(t["x"] ** 2)},
+        {"z": np.zeros(3, int), "x": np.array(0.5)},
+        {"z": constraints.boolean},
+        local={"z": "rows"},
+    )
+    for target, names in (
+        (from_numpyro(model, y), {"scale", "y"}),
+        (rows, {"prior", "rows"}),
+        (bits, {"rows", "rest"}),
+    ):
+        found = target.terms(target.init)
+        assert set(found) == names and any(term.shape == (3,) for term in found.values())
+        np.testing.assert_allclose(
+            sum(jnp.sum(term) for term in found.values()), target.full()(target.init), rtol=1e-12
+        )
+    assert Target(lambda t: -t["x"], {"x": np.array(1.0)}).terms({"x": jnp.ones(())}) is None

@@ -58,7 +58,11 @@ class FactoredTarget(AbstractTarget):
         self.local = tuple(named.items())
         _check_local(named, {latent.name: latent for latent in self.latents}, found)
 
-    def terms(self, theta) -> tuple[dict[str, Float[Array, " n"]], Float[Array, ""]]:
+    def terms(self, theta):
+        """The factors by name."""
+        return self.factors(theta)
+
+    def row_factors(self, theta) -> tuple[dict[str, Float[Array, " n"]], Float[Array, ""]]:
         """The row factors of each local latent, summed over their names; and the sum of all other factors."""
         found = self.factors(theta)
         rows = {name: sum(found[term] for term in terms) for name, terms in self.local}
@@ -71,7 +75,7 @@ class FactoredTarget(AbstractTarget):
 
     def full(self):
         def log_density(theta):
-            rows, rest = self.terms(theta)
+            rows, rest = self.row_factors(theta)
             return rest + sum(jnp.sum(part) for part in rows.values())
 
         return log_density
@@ -144,4 +148,4 @@ def check_rows(target: FactoredTarget) -> int:
 
 @eqx.filter_jit
 def _terms(target, theta):
-    return target.terms(theta)
+    return target.row_factors(theta)

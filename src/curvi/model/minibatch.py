@@ -76,8 +76,15 @@ class MinibatchTarget(AbstractTarget):
     def full(self):
         return lambda theta: self.prior(theta) + self._sum_rows(theta, self.data)
 
+    def terms(self, theta):
+        """The prior, and the log likelihood of each row."""
+        return {"prior": self.prior(theta), "rows": self._each_row(theta, self.data)}
+
+    def _each_row(self, theta, rows):
+        return jax.vmap(lambda row: self.likelihood_row(theta, row))(rows)
+
     def _sum_rows(self, theta, rows):
-        return jnp.sum(jax.vmap(lambda row: self.likelihood_row(theta, row))(rows))
+        return jnp.sum(self._each_row(theta, rows))
 
 
 def _choose_rows(key, num_rows: int, batch_size: int):

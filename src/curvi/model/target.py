@@ -44,6 +44,10 @@ class AbstractTarget(eqx.Module):
         """Whether the log density is a Python function that no compiled program can call."""
         return False
 
+    def terms(self, theta: dict[str, Array]) -> dict[str, Array] | None:
+        """Terms by name whose sum is ln p(theta, X), by site or by row, where the target knows them; else None."""
+        return None
+
     def close(self) -> None:
         """End what the log density has opened, such as worker processes; the next call opens it anew."""
 
@@ -74,6 +78,8 @@ class Target(AbstractTarget):
         Optionally a function of the same dict that returns further named quantities to report with every draw.
     origin
         Optionally what an adapter knows of the model beside its log density.
+    terms
+        Optionally a function of the same dict that returns the terms of the log density by name.
     black_box
         Whether `log_density` is an ordinary Python function of a dict of numpy arrays (a simulator, legacy code), to be
         called from the host; with order=0. It may be noisy: then its expectation is the objective.
@@ -87,6 +93,7 @@ class Target(AbstractTarget):
     order: int = eqx.field(static=True)
     outputs: Callable | None
     function: LogDensity | None
+    site_terms: Callable | None = eqx.field(static=True)
     origin: Origin | None = eqx.field(static=True)
     caller: Caller | None = eqx.field(static=True)
 
@@ -99,11 +106,12 @@ class Target(AbstractTarget):
         *,
         outputs=None,
         origin=None,
+        terms=None,
         black_box=False,
         workers=0,
         timeout=None,
     ):
-        self.origin = origin
+        self.origin, self.site_terms = origin, terms
         self.latents, self.init = read_latents(init, supports)
         self.order = check_order(order)
         self.outputs = trace_outputs(outputs, self.init)
@@ -119,6 +127,9 @@ class Target(AbstractTarget):
     @property
     def black_box(self) -> bool:
         return self.caller is not None
+
+    def terms(self, theta):
+        return None if self.site_terms is None else self.site_terms(theta)
 
     def close(self):
         if self.caller is not None:

@@ -105,7 +105,10 @@ def from_numpyro(
     more = {"outputs": outputs, "origin": origin}
     candidates = [latent.name for latent in sites.latents if latent.has_rows]
     factored = factored_target(lambda theta: log_probs(model, theta, False), init, supports, candidates, **more)
-    return Target(lambda theta: joint(model, theta), init, supports, **more) if factored is None else factored
+    if factored is not None:
+        return factored
+    by_site = lambda theta: log_probs(model, theta, False)  # noqa: E731
+    return Target(lambda theta: joint(model, theta), init, supports, terms=by_site, **more)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -82,7 +82,7 @@ def _tabulate(target: FactoredTarget, q: Family, key, index, size: int):
 
             def at(value, name=name, latent=latent):
                 here = {**theta, **lows, name: jnp.full(latent.shape, value, latent.dtype)}
-                rows, rest = target.terms(here)
+                rows, rest = target.row_factors(here)
                 return rows[name], rest
 
             columns, rests = jax.lax.map(at, low + jnp.arange(count))

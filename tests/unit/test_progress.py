@@ -91,7 +91,7 @@ curvi.fit(target, key=jax.random.key(0), method=curvi.methods.NaturalGradient(),
     reader.join()
     written = b"".join(chunks).decode()
     plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", written)
-    for words in ("curvi", "compiling", "ELBO", "gain left", "draws", "radius", "at most"):
+    for words in ("curvi", "compiling", "ELBO", "nats", "draws", "radius", "at most"):
         assert words in plain
     assert written.rstrip().endswith(("\x1b[2K", "\x1b[?25h", "\x1b[1A\x1b[2K"))  # the line is erased, the cursor back
 

@@ -329,7 +329,22 @@ def _float32(mean, sd):
     return Target(lambda theta: -(((theta["x"] - mean) / sd) ** 2) / 2, {"x": np.float32(0)})
 
 
+def _many(more=lambda x: 0.0):
+    """A standard normal of so many dimensions that no Hessian is kept, with something else added."""
+    return Target(lambda theta: -jnp.sum(theta["x"] ** 2) / 2 + more(theta["x"]), {"x": np.zeros(20_000)})
+
+
+def _partly_stopped(x):
+    return -jnp.sum(x[:5000] * jax.lax.stop_gradient(x[:5000])) / 4
+
+
 OTHERS = {
+    "many dimensions": (_many, CONVERGED),
+    "many dimensions, partly stopped": (lambda: _many(_partly_stopped), {Outcome.DISAGREEMENT}),
+    "many dimensions, a jump in one": (
+        lambda: _many(lambda x: _where(x[3] > 0.5, 6.0, 0.0)),
+        {Outcome.DISAGREEMENT},
+    ),
     "improper positive, 1 / x": (lambda: _positive(lambda x: -jnp.log(x)), LOST),
     "improper positive, 1": (lambda: _positive(lambda x: 0 * x), LOST),
     "singular mean": (_radial, CONVERGED),

@@ -17,6 +17,10 @@ _MATERIAL = 0.02  # a whitened gradient of this size is worth 0.0002 nats: round
 # of ln p that are much finer than q have derivatives of any size.
 _LARGEST_PATH_ERROR = 0.25
 _LARGEST_Z = 6.0  # over hundreds of parameters a z of 4 is no surprise, one of 6 is
+# Of so many parameters some seem all but exact by chance in what the parts of the noise say of their error: none is
+# taken to be surer than half of its kind are. And single values are lost in the noise of all others: the scales are
+# also tested together, where a z of 4 is a surprise, since there is one.
+_MANY, _LARGEST_Z_OF_ALL = 1000, 4.0
 _SECANT_DRAWS = 128
 _SECANT = 0.1  # in sds of q: wide enough to cross kinks, narrow enough for smooth densities to look quadratic
 # Relative discrepancy of Hessian products and secants. Up to 1 products may be too small (they miss the curvature of
@@ -40,22 +44,35 @@ def smoothness(objective: Objective, local: FixedDrawsModel, stream: int, larges
     """
     if not np.all(np.isfinite(local.draw_values)):
         return Doubt(Outcome.NON_FINITE, where_not_finite(local))
-    if not objective.target.minibatched and isinstance(objective.path, NormalPath):
-        z = _disagreement(objective.path, local)
-        if np.max(np.abs(z)) > _LARGEST_Z:
-            # Among hundreds of heavy-tailed terms one may stand out by chance, but not twice in the same place.
-            fixed = objective.noise(local.params, (stream, 2), local.fixed.num_draws, match=False)
-            again = _disagreement(objective.path, objective(local.params, fixed))
-            # Derivatives of fine ripples are wrong with either sign.
-            by_chance = (np.sign(z) * again <= _LARGEST_Z / 2) & (np.abs(again) <= _LARGEST_Z)
-            if np.any(twice := (np.abs(z) > _LARGEST_Z) & ~by_chance):
-                return Doubt(Outcome.DISAGREEMENT, np.abs(z) * twice)
+    if isinstance(objective.path, NormalPath) and not objective.target.minibatched:
+        doubt = _gradient_doubt(objective, objective.path, local, stream)
+        if doubt is not None:
+            return doubt
     apart, size = _secant(objective, local.params, stream)
     # Steps to where ln p is not finite say nothing.
     total = np.linalg.norm(size)
     if np.isfinite(total) and total > 0 and np.linalg.norm(apart) > largest * total:
         return Doubt(Outcome.DISAGREEMENT, np.abs(apart))
     return None
+
+
+def _gradient_doubt(objective: Objective, path: NormalPath, local: FixedDrawsModel, stream: int) -> Doubt | None:
+    """A doubt where the gradient along the draws contradicts the values."""
+    z, size = _disagreement(path, local), objective.num_params
+    largest = np.full(z.shape, _LARGEST_Z)
+    largest[size:] = _LARGEST_Z_OF_ALL
+    if not np.any(np.abs(z) > largest):
+        return None
+    # Among hundreds of heavy-tailed terms one may stand out by chance, but not twice in the same place.
+    fixed = objective.noise(local.params, (stream, 2), local.fixed.num_draws, local.fixed.num_parts, match=False)
+    again = _disagreement(path, objective(local.params, fixed))
+    # Derivatives of fine ripples are wrong with either sign.
+    by_chance = (np.sign(z) * again <= largest / 2) & (np.abs(again) <= largest)
+    twice = (np.abs(z) > largest) & ~by_chance
+    if not np.any(twice):
+        return None
+    # Where the scales are wrong together, all of them are suspects.
+    return Doubt(Outcome.DISAGREEMENT, np.abs(z[:size]) * (twice[:size] | np.any(twice[size:])))
 
 
 def where_not_finite(local: FixedDrawsModel) -> np.ndarray:
@@ -102,6 +119,7 @@ def _secant(objective: Objective, params: np.ndarray, stream: int) -> tuple[np.n
 
 
 def _disagreement(path: NormalPath, local: FixedDrawsModel) -> np.ndarray:
+    """A z-score per parameter; of many parameters one more, of all log scales together."""
     groups = local.noise.groups  # type: ignore[attr-defined]
     # Of draws that rounding does not tell apart, values know no slope.
     precision = np.finfo(local.curvature.objective.dtype).eps
@@ -110,7 +128,22 @@ def _disagreement(path: NormalPath, local: FixedDrawsModel) -> np.ndarray:
     values = local.fixed.values
     log_ratio = local.draw_values + 0.5 * (values**2).sum(1)  # ln q up to a constant
     path_grad, path_error = local.grad * local.spreads, errors * local.spreads
-    return score_disagreement(path.whitened_scores(values), log_ratio, path_grad, path_error, immaterial)
+    many = len(path_grad) > _MANY
+    if many:
+        for kind in (path.location(path_error), path.log_scale_entries(path_error)):
+            np.maximum(kind, np.median(kind), out=kind)
+    z = score_disagreement(path.whitened_scores(values), log_ratio, path_grad, path_error, immaterial)
+    return np.append(z, _scales_disagreement(path, log_ratio, values, groups, immaterial)) if many else z
+
+
+def _scales_disagreement(path: NormalPath, log_ratio, noise, part_grads, immaterial: float) -> float:
+    """The z-score along the direction that widens all scales alike."""
+    unit = (noise.shape[1] * 2) ** -0.5  # whitened, of unit length
+    paths = path.log_scale_entries(part_grads).sum(1) * unit
+    scores = (noise**2 - 1).sum(1) * unit
+    pairs = ((log_ratio - log_ratio.mean()) * scores).reshape(-1, 2).mean(1)
+    variances = pairs.var(ddof=1) / len(pairs) + paths.var(ddof=1) / len(paths)
+    return float((pairs.mean() - paths.mean()) / np.sqrt(variances + immaterial**2))
 
 
 def score_disagreement(scores, log_ratio, gradient, gradient_error, immaterial: float) -> np.ndarray:

@@ -37,6 +37,7 @@ class End(enum.Enum):
     BAD_START = "not finite at the start"
     PRECISION = "steps promise less than the value is rounded to"
     MOVED = "the draws are those of another q by now"
+    MISLED = "the control variate is that of another q by now"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +50,13 @@ class Climbed:
     accepted: bool
     num_products: int
     end: End | None
+
+
+def end_at_start(objective: Objective, local: FixedDrawsModel) -> End | None:
+    """How a climb ends before its first step, None where it can begin."""
+    if not local.finite():
+        return End.BAD_START
+    return End.MISLED if objective.misled(local) else None
 
 
 def _residual(square: float) -> float:
@@ -69,10 +77,15 @@ def climb_step(objective: Objective, local: FixedDrawsModel, radius: float, gain
         actual = step.predicted
     if not trial.finite() or trial.effective < LEAST_EFFECTIVE:
         actual = -np.inf
-    accepted, radius = ON_FIXED_DRAWS(radius, step.predicted, step.divergence, step.at_edge, actual, 0.0, HOST)
+    accepted, next_radius = ON_FIXED_DRAWS(radius, step.predicted, step.divergence, step.at_edge, actual, 0.0, HOST)
+    # A gain that the control variate made up: the q before this step is the last to be trusted.
+    misled = accepted and objective.misled(trial)
+    accepted, radius = (False, radius) if misled else (accepted, next_radius)
     local = trial if accepted else local
     end = None
-    if accepted and not step.at_edge and step.predicted <= gain_tolerance:
+    if misled:
+        end = End.MISLED
+    elif accepted and not step.at_edge and step.predicted <= gain_tolerance:
         end = End.PRECISION if lost and step.predicted > gain_tolerance / 10 else End.DONE
     elif not radius >= resolution:
         end = End.STUCK

@@ -21,6 +21,9 @@ from curvi.record.counts import CallCounts
 _DIFFERENCE = 0.02
 _STEP = 1e-5  # in sds of q, of differences to one side
 _LARGEST_HESSIAN = 10_240  # dimensions: two matrices of 840 MB
+# The control variate is at odds with the draws where it multiplies the variance of the value by more than this, and the
+# standard error is of this many nats at least. One that is merely useless, or hidden by the noise of batches, is not.
+_MISLED, _MISLED_ERROR = 2.0, 1.0
 _NO_COUNTS = Counts()
 
 
@@ -42,6 +45,7 @@ class Objective:
         self.source = NoiseSource(target, key, capacity, q.pathwise_columns, self.dtype, not q.reparameterised)
         self.expandable = isinstance(self.path, NormalPath) and self.dimension <= _LARGEST_HESSIAN
         self.expansion: Expansion | None = None
+        self.corrects = True  # whether the expansion serves as control variate; as metric it always does
         self._units: FixedNoise | None = None
         self.counts = CallCounts()
         num_kept = min(-(-self.dimension // CHUNK), self.source.size) if self.expandable else 0
@@ -53,7 +57,7 @@ class Objective:
 
     def noise(self, before, stream, num_draws: int, num_parts: int = 2, match=True, correct=True) -> FixedNoise:
         """Fresh noise (`NoiseSource.draw`), the Hessian at the mean as control variate unless `correct` is false."""
-        expansion = self.expansion if correct else None
+        expansion = self.expansion if correct and self.corrects else None
         return self.source.draw(before, stream, num_draws, num_parts, match, expansion)
 
     # -- evaluation ---------------------------------------------------------------------------------------------------
@@ -131,6 +135,24 @@ class Objective:
     def admit(self, params: np.ndarray) -> np.ndarray:
         """The nearest parameters within bounds: logits may not run away where a value is all but certain."""
         return np.clip(params, -self._max_abs_params, self._max_abs_params)
+
+    def misled(self, local: FixedDrawsModel) -> bool:
+        """Whether the control variate adds noise to the value instead of taking it away: H0 is of another q by now.
+
+        Off the diagonal K has either sign. Of a quadratic ln p it takes off what the draws have too much; of any other
+        it is a quadratic that is added to the ELBO, and where ln p falls more slowly than H0 says, the sum of both
+        rises without bound as the scales grow. Noise with as many pairs as dimensions has no K.
+        """
+        fixed, num_pairs = local.fixed, local.fixed.num_draws // 2
+        if fixed.excess is None or self.expansion is None or not isinstance(self.path, NormalPath):
+            return False
+        if num_pairs >= fixed.num_parts * self.dimension:
+            return False
+        halves = fixed.parts(num_pairs)[:, :1]  # of mirrored pairs, which have the same excess
+        excess = self.expansion.part_excess(halves, self.path.scale(local.params))[0]
+        means = local.part_means(num_pairs)
+        plain, corrected = np.var(means, ddof=1), np.var(means - excess, ddof=1)
+        return not corrected <= max(_MISLED * plain, _MISLED_ERROR**2 * num_pairs)
 
     # -- the Hessian at the mean --------------------------------------------------------------------------------------
 

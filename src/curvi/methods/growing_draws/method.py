@@ -108,7 +108,7 @@ class GrowingDraws(Method):
         if state.hessian.size:
             make = lambda: Expansion(state.hessian, state.sigma)  # noqa: E731
             objective.expansion = problem.once("expansion", make, state.hessian)
-        objective.exact_products = state.exact
+        objective.exact_products, objective.corrects = state.exact, state.corrects
         return objective
 
 

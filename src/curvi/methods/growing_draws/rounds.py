@@ -7,7 +7,7 @@ import numpy as np
 
 from curvi.certify.fixed_draws import draws_bias
 from curvi.certify.gain import UNKNOWN, Gain
-from curvi.control.climb import Climbed, End, climb_step
+from curvi.control.climb import Climbed, End, climb_step, end_at_start
 from curvi.estimate.fixed_draws.local import FixedDrawsModel
 from curvi.estimate.fixed_draws.noise import FixedNoise
 from curvi.estimate.fixed_draws.objective import Objective
@@ -26,6 +26,7 @@ CLIMB_SHARE = 0.05
 _BIAS_SHARE = 0.5
 _ROUGH = 0.5  # nats: how far to climb on draws that are still to be corrected
 _LONG = 2  # products of a step in terms of the cost of a metric that would make them fewer
+_LESS_EXCESS = 4  # times the draws of a round whose control variate went astray: half the excess
 _MOVED = 1.0  # nats gained since the last expansion that make another worth its cost
 _LARGEST_REPEATED = 256  # dimensions
 _KICK = 0.1  # in sds of q
@@ -55,10 +56,10 @@ def under_way(
     local = problem.once("local", lambda: objective(state.params, fixed), state.params, fixed)
     gain_tolerance = max(_ROUGH, tolerance) if state.rough else CLIMB_SHARE * tolerance
     if climb is None:
-        end = "" if local.finite() else End.BAD_START.name
-        climb = Climb(before, local.value, gain_tolerance, end)
+        end = end_at_start(objective, local)
+        climb = Climb(before, local.value, gain_tolerance, "" if end is None else end.name)
         return state.but(climb=climb, last_draws=fixed.num_draws), local
-    if climb.gain_tolerance != gain_tolerance and climb.how is not End.BAD_START:
+    if climb.gain_tolerance != gain_tolerance and climb.how not in (End.BAD_START, End.MISLED):
         # A climb that was over is so for the tolerance that it had.
         return state.but(climb=Climb(before, climb.value, gain_tolerance)), local
     return state, local
@@ -151,6 +152,8 @@ def _after_climb(problem, objective: Objective, state: GrowingState, local: Fixe
         state = state.but(**expand(problem, objective, state.params))
     if state.rough:
         return state.but(rough=False, climb=None), News()  # the same draws, corrected
+    if end is End.MISLED:
+        return _less_misled(problem, objective, state, local, gained), News()
     if end is End.MOVED:
         return state.but(index=state.index + 1, climb=None), News()
     state = make_exact(problem, objective, state)
@@ -169,6 +172,23 @@ def _after_climb(problem, objective: Objective, state: GrowingState, local: Fixe
         return state, News(gain=gain, outcome=gain.doubt)
     num_draws = _more(objective, state.num_draws, bias.nats, tolerance)
     return state.but(num_draws=num_draws, index=state.index + 1, climb=None), News(gain=gain)
+
+
+def _less_misled(problem, objective: Objective, state: GrowingState, local: FixedDrawsModel, gained: float):
+    """A round that goes on from the last q whose control variate was trusted, with one of its own.
+
+    On as many draws as before while rounds make their way: the values that they set out from are fresh, and do not
+    flatter. Else on more, since they need less correction; and without any where there are no more.
+    """
+    start = local.value - gained
+    on_the_way = gained > _MOVED and start > state.misled_from + _MOVED
+    if gained <= _MOVED:  # else there is a new one already
+        state = state.but(**expand(problem, objective, state.params))
+    state = state.but(misled_from=start, index=state.index + 1, climb=None)
+    if on_the_way:
+        return state
+    corrects = state.num_draws < objective.capacity
+    return state.but(num_draws=min(_LESS_EXCESS * state.num_draws, objective.capacity), corrects=corrects)
 
 
 def make_exact(problem: Problem, objective: Objective, state: GrowingState) -> GrowingState:

@@ -57,12 +57,16 @@ class GrowingState:
         Steps so far, and draws of the last of them.
     hessian, sigma
         The Hessian of ln p at the mean of an earlier q, and the scales of that q; empty where there is none.
+    misled_from
+        The ELBO from which the last climb set out whose control variate went astray.
     climb
         The climb that is under way, or has just ended; None before a new one.
     rough
         Whether this is the first climb, on few draws that are not corrected.
     exact
         Whether Hessian products are exact by now.
+    corrects
+        Whether the Hessian at the mean serves as control variate.
     searched, kicked
         Whether a finite start was searched for, and whether q was kicked off a saddle.
     start_elbos
@@ -79,9 +83,11 @@ class GrowingState:
     hessian: np.ndarray
     sigma: np.ndarray
     start_elbos: np.ndarray
+    misled_from: float
     climb: Climb | None
     rough: bool = static(default=True)
     exact: bool = static(default=False)
+    corrects: bool = static(default=True)
     searched: bool = static(default=False)
     kicked: bool = static(default=False)
 
@@ -96,4 +102,5 @@ class GrowingState:
     @classmethod
     def at(cls, q: Family, num_draws: int, rough: bool, exact: bool) -> "GrowingState":
         none, params = np.zeros(0), np.asarray(q.params, np.float64)
-        return cls(q, params, ON_FIXED_DRAWS.initial, num_draws, 0, 0, 0, none, none, none, None, rough, exact)
+        first = (num_draws, 0, 0, 0, none, none, none, -np.inf, None)
+        return cls(q, params, ON_FIXED_DRAWS.initial, *first, rough=rough, exact=exact)

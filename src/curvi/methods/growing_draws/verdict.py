@@ -11,7 +11,7 @@ from curvi.certify.look_ahead import gained_between, look_ahead
 from curvi.control.climb import End
 from curvi.estimate.fixed_draws.local import FixedDrawsModel
 from curvi.estimate.fixed_draws.objective import Objective
-from curvi.estimate.fixed_draws.sweep import CHUNK
+from curvi.estimate.fixed_draws.sweep import CHUNK, MOST_PARTS
 from curvi.methods.base import Problem
 from curvi.methods.growing_draws.starts import ENDLESS
 from curvi.methods.growing_draws.state import GrowingState
@@ -156,7 +156,9 @@ def _plain_model(problem: Problem, objective: Objective, state: GrowingState) ->
 
     def make() -> FixedDrawsModel:
         num_draws = _check_draws(objective, state)
-        parts = max(num_draws // (4 * CHUNK), 2)
+        # What two parts say of the error of a gradient is all but zero now and then.
+        most = num_draws // (4 * CHUNK) if problem.target.minibatched else MOST_PARTS
+        parts = max(min(num_draws // CHUNK, most), 2)
         fixed = objective.noise(state.params, (FOR_CHECKING, state.taken), num_draws, parts, match=False)
         return objective(state.params, fixed)
 

@@ -7,6 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import curvi
@@ -88,3 +91,41 @@ def test_every_script_is_shown_in_a_tutorial():
     pages = "".join(path.read_text(encoding="utf-8") for path in (DOCS / "tutorials").glob("*.md"))
     scripts = [path.name for path in (ROOT / "examples").glob("*.py")]
     assert not [name for name in scripts if f"examples/{name}" not in pages]
+
+
+def test_code_of_the_page_on_extensions_runs():
+    text = (DOCS / "add-a-method.md").read_text(encoding="utf-8")
+    names: dict = {"__name__": "extensions"}
+    for block in re.findall(r"```python\n((?:from|import) .*?)```", text, flags=re.DOTALL):
+        exec(compile(block, "docs/add-a-method.md", "exec"), names)
+    target = curvi.Target(lambda t: -jnp.sum(t["x"] ** 2) + t["x"][0], {"x": np.zeros(2)})
+    momentum = curvi.fit(target, key=jax.random.key(0), method=names["Momentum"](), num_steps=300, progress=False)
+    solver = curvi.methods.SchemeI(solver=names["SteepestDescent"]())
+    steepest = curvi.fit(target, key=jax.random.key(0), method=solver, progress=False)
+    family = curvi.MeanField(target, {"x": names["Logistic"]()})
+    values = curvi.Target(lambda t: -jnp.sum(t["x"] ** 2) + t["x"][0], {"x": np.zeros(2)}, order=0)
+    logistic = curvi.fit(values, key=jax.random.key(0), family=family.onto(values), progress=False)
+    for fit in (momentum, steepest, logistic):
+        assert fit.converged
+        np.testing.assert_allclose(fit.mean()["x"], [0.5, 0.0], atol=0.15)
+
+
+def test_the_example_of_the_readme_prints_what_it_says():
+    """Seconds apart, which differ from machine to machine."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    code, said = re.search(r"```python\n(.*?)```\s+```text\n(.*?)```", text, flags=re.DOTALL).groups()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    seconds = re.compile(r"[\d.]+ s (compiling|running)")
+    assert seconds.sub("", done.stdout).split() == seconds.sub("", said).split()
+
+
+def test_the_walk_in_the_design_is_that_of_the_code():
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / "walk.py")], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    files = re.findall(r"^\| `([\w/.]+)` \|", done.stdout, flags=re.MULTILINE)
+    assert 5 < len(files) <= 20
+    said = re.findall(r"^\| `([\w/.]+)` \|", (DOCS / "design.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert said == files

@@ -104,9 +104,9 @@ def fit(
 
 def _as_fit(run: Run, outcome: Outcome, tolerance: float, reason: str) -> Fit:
     """What a run leaves behind."""
-    copies, starts = run.gain.copies, getattr(run.state, "start_elbos", None)
+    q, copies, starts = run.q, run.gain.copies, getattr(run.state, "start_elbos", None)
     return Fit(
-        q=run.q,
+        q=q,
         outcome=outcome,
         elbo=run.elbo,
         elbo_se=run.elbo_se,
@@ -118,7 +118,7 @@ def _as_fit(run: Run, outcome: Outcome, tolerance: float, reason: str) -> Fit:
         target=run.problem.target,
         method=run.method,
         reason=reason,
-        error_copies=np.stack(copies).astype(run.q.params.dtype) if copies else None,
+        error_copies=np.stack(copies).astype(q.params.dtype) if copies else None,
         start_elbos=starts if starts is not None and len(starts) else None,
         suspects=() if outcome is Outcome.CONVERGED else run.suspects(),
         checkpoint=run.checkpoint(tolerance),

@@ -87,6 +87,7 @@ class Run:
 
     def _advance(self, limits: Limits, tolerance: float) -> Outcome:
         taken, size = 0, 1
+        advance = self.method.advance  # looked up once: Equinox makes a module of a method at every look
         spent = self.counts.evaluations
         while True:
             if taken >= limits.num_steps:
@@ -97,7 +98,7 @@ class Run:
                 return Outcome.MAX_EVALUATIONS
             before = time.perf_counter()
             budget = Budget(min(size, limits.num_steps - taken), tolerance)
-            self.state, news = self.method.advance(self.problem, self.state, self.key, budget)
+            self.state, news = advance(self.problem, self.state, self.key, budget)
             self._note(news)
             taken += len(news.rows)
             if news.gain is not None:

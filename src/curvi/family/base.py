@@ -119,6 +119,7 @@ class Family(eqx.Module):
         theta, log_det = self.to_model(x)
         return density(theta) + log_det
 
+    @property
     def path(self) -> Path:
         """How programs on fixed noise follow the parameters."""
         return DirectPath(self.num_params)
@@ -182,6 +183,7 @@ class Family(eqx.Module):
         """q with no value of a discrete latent much rarer than the number of such values allows."""
         return self
 
+    @property
     def max_abs_params(self) -> np.ndarray:
         """How far from zero each parameter may be; beyond, nothing would change."""
         return np.full(self.num_params, np.inf)

@@ -125,6 +125,7 @@ class MeanField(Family):
     def to_model(self, x: Draw) -> tuple[dict[str, Array], Float[Array, ""]]:
         return self.layout.to_model(x, self.params.dtype)
 
+    @property
     def path(self) -> Path:
         normal = all(isinstance(factor, Normal) for factor in self.layout.factors)
         return NormalPath(self.noise_size) if normal else DirectPath(self.num_params)
@@ -206,6 +207,7 @@ class MeanField(Family):
         groups = self._with_params()
         return self.replace(join([p if f.reparameterised else f.with_min_probability(p, least) for f, p in groups]))
 
+    @property
     def max_abs_params(self) -> np.ndarray:
         return self.layout.by_param(lambda factor: factor.max_abs_param(self.params.dtype))
 

@@ -96,6 +96,7 @@ class NormalPath(Path):
 
     def __init__(self, num_factors: int):
         self.size = num_factors
+        self._entropy_gradient = np.tile([0.0, 1.0], num_factors)
 
     def __eq__(self, other):
         return type(other) is NormalPath and other.size == self.size
@@ -157,7 +158,7 @@ class NormalPath(Path):
         return float(params[1::2].sum()) + self.size * _ENTROPY
 
     def entropy_gradient(self) -> np.ndarray:
-        return np.tile([0.0, 1.0], self.size)
+        return self._entropy_gradient
 
     def spreads(self, params: np.ndarray) -> np.ndarray:
         """The inverse root of the Fisher information, which is diagonal."""

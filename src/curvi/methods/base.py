@@ -12,7 +12,6 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 import equinox as eqx
 import jax
-import numpy as np
 
 from curvi.certify.decrement import certify
 from curvi.certify.gain import Gain
@@ -100,17 +99,12 @@ class News:
         A certificate, if one was made: the fit has converged where it is within the tolerance.
     outcome
         How the fit ended, if there is nothing more to be done.
-    weights
-        Parameters that show trouble, one weight each.
-    elbo
-        The ELBO on fresh draws with its standard error, where the advance has it.
     """
 
     rows: list[dict] = dataclasses.field(default_factory=list)
     counts: CallCounts = dataclasses.field(default_factory=CallCounts)
     gain: Gain | None = None
     outcome: Outcome | None = None
-    weights: np.ndarray | None = None
 
 
 class Method(eqx.Module):

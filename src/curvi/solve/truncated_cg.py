@@ -62,10 +62,10 @@ def truncated_cg(
         image = multiply(at.direction)
         bend = at.direction @ image
         negative, bad = ~(bend > 0), ~(at.product > 0)
-        length = at.product / loop.choose(negative, lambda: xp.ones_like(bend), lambda: bend)
+        length = at.product / loop.choose(negative, lambda: 1 + 0 * bend, lambda: bend)
         if radius is None:
-            on_edge = xp.zeros_like(negative)
-            length = loop.choose(negative | bad, lambda: xp.zeros_like(length), lambda: length)
+            on_edge = negative & ~negative
+            length = loop.choose(negative | bad, lambda: 0 * length, lambda: length)
         else:
             dd, xd, xx = at.direction @ at.direction, at.x @ at.direction, at.x @ at.x
             on_edge = negative | (xx + length * (2 * xd + length * dd) >= 2 * radius)

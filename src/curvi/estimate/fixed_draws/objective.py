@@ -37,11 +37,11 @@ class Objective:
 
     def __init__(self, target: AbstractTarget, q: Family, key, capacity: int):
         self.target, self.q, self.key, self.capacity = target, q, key, capacity
-        self.path = q.path()
+        self.path = q.path
         self.dimension, self.num_params, self.dtype = q.noise_size, q.num_params, np.dtype(q.params.dtype)
         self.num_score_params = q.num_score_params
         self.pathwise_params = q.pathwise_params
-        self._max_abs_params = q.max_abs_params()
+        self._max_abs_params = q.max_abs_params
         self.source = NoiseSource(target, key, capacity, q.pathwise_columns, self.dtype, not q.reparameterised)
         self.expandable = isinstance(self.path, NormalPath) and self.dimension <= _LARGEST_HESSIAN
         self.expansion: Expansion | None = None

@@ -75,7 +75,7 @@ class Sweeps:
     def __init__(self, target: AbstractTarget, q: Family, size: int, num_kept: int):
         self.structure, self.arrays = split_structure(target, q)
         self._dtype, self._num_kept = np.dtype(q.params.dtype), num_kept
-        path, hybrid = q.path(), not q.reparameterised
+        path, hybrid = q.path, not q.reparameterised
         length = path.coordinates(np.asarray(q.params, np.float64)).size
         each, summed, vector = (size, CHUNK), (MOST_PARTS, length), (length,)
         weights = (each, summed) if hybrid else (None, None)
@@ -111,7 +111,7 @@ def _rows(kept) -> np.ndarray:
 def run_gradients(structure, num_kept: int, arrays, buffer: Buffer, c):
     """`Gradients` as one vector, and the gradients in x of the draws that are kept."""
     target, q = combine(structure, arrays)
-    path, hybrid, each = q.path(), not q.reparameterised, over_draws(target, CHUNK)
+    path, hybrid, each = q.path, not q.reparameterised, over_draws(target, CHUNK)
 
     def add(index, sums):
         values, grads, weights, weight_grads, kept = sums
@@ -141,7 +141,7 @@ def run_gradients(structure, num_kept: int, arrays, buffer: Buffer, c):
 def run_products(structure, num_kept: int, arrays, buffer: Buffer, c, along):
     """`Products` as one vector, and the products at the draws that are kept."""
     target, q = combine(structure, arrays)
-    path, hybrid, each = q.path(), not q.reparameterised, over_draws(target, CHUNK)
+    path, hybrid, each = q.path, not q.reparameterised, over_draws(target, CHUNK)
 
     def add(index, sums):
         product, weight_product, kept = sums
@@ -215,17 +215,30 @@ def _pack(found):
 
 
 class _Unpack:
-    """Takes the vector of a program apart, given the shapes of what was packed."""
+    """Takes the vector of a program apart, given a named tuple of the shapes that were packed: None stays None, and a
+    field that is no shape is a tree of arrays.
+    """
 
     def __init__(self, shapes):
-        leaves, self.tree = jax.tree.flatten(shapes, is_leaf=_is_shape)
-        sizes = [leaf if _is_shape(leaf) else leaf.shape for leaf in leaves]
-        ends = np.cumsum([0, *(math.prod(shape) for shape in sizes)])
-        self.places = [(slice(start, end), shape) for start, end, shape in zip(ends, ends[1:], sizes)]
+        self.kind, self.places, start = type(shapes), [], 0
+        for shape in shapes:
+            leaves, tree = jax.tree.flatten(shape, is_leaf=_is_shape)
+            sizes = [leaf if _is_shape(leaf) else leaf.shape for leaf in leaves]
+            ends = [start + int(end) for end in np.cumsum([0, *(math.prod(size) for size in sizes)])]
+            places = [(slice(a, b), size) for a, b, size in zip(ends, ends[1:], sizes)]
+            # Most fields are one array, and a tree of one leaf need not be put together.
+            self.places.append(places[0] if _is_shape(shape) else (places, tree) if places else None)
+            start = ends[-1]
 
     def __call__(self, vector):
         whole = np.asarray(vector).astype(np.float64, copy=False)
-        return jax.tree.unflatten(self.tree, [whole[place].reshape(shape) for place, shape in self.places])
+        return self.kind(*[None if place is None else _unpacked(whole, *place) for place in self.places])
+
+
+def _unpacked(whole: np.ndarray, place, shape):
+    if type(place) is slice:
+        return whole[place].reshape(shape)
+    return jax.tree.unflatten(shape, [whole[part].reshape(size) for part, size in place])
 
 
 def _is_shape(node) -> bool:

@@ -59,58 +59,59 @@ class GrowingDraws(Method):
         return wanted if usual < wanted <= _BUFFER_NUMBERS / dimension else usual
 
     def init(self, problem: Problem, key) -> GrowingState:
-        objective = self._objective(problem, key)
+        objective = _objective(self, problem, key)
         first = max(self.first_draws, objective.num_score_params * _DRAWS_A_VALUE)
         num_draws = min(2 ** math.ceil(math.log2(first)), objective.capacity)
         return GrowingState.at(problem.q, num_draws, rough=objective.expandable, exact=objective.always_exact)
 
     def advance(self, problem: Problem, state: GrowingState, key, budget: Budget) -> tuple[GrowingState, News]:
-        objective = self._at(problem, state, key)
+        objective = _at(self, problem, state, key)
         spent = objective.counts
         # Overflow is met where it matters, as values that are not finite.
         with np.errstate(all="ignore"):
             state, news = next_step(problem, objective, state, budget)
-        return state, _counted(news, objective.counts, spent)
+        return state, News(news.rows, objective.counts.less(spent), news.gain, news.outcome)
 
     def certify(self, problem: Problem, state: GrowingState, key, tolerance: float) -> Gain:
-        objective = self._at(problem, state, key)
+        objective = _at(self, problem, state, key)
         spent = objective.counts
         with np.errstate(all="ignore"):
             state, local = stand_still(problem, objective, state, tolerance)
             gain = certify_end(problem, objective, state, local, tolerance, CLIMB_SHARE * tolerance)
-        return _counted(gain, objective.counts, spent)
+        return dataclasses.replace(gain, counts=objective.counts.less(spent))
 
     def elbo(self, problem: Problem, state: GrowingState, key) -> tuple[float, float, CallCounts]:
         if problem.target.minibatched:
             return Method.elbo(self, problem, state, key)
-        objective = self._at(problem, state, key)
+        objective = _at(self, problem, state, key)
         spent = objective.counts
         with np.errstate(all="ignore"):
             mean, error = plain_elbo(problem, objective, state)
         return mean, error, objective.counts.less(spent)
 
-    def _objective(self, problem: Problem, key) -> Objective:
-        """The programs and buffers, made once a run."""
 
-        def make() -> Objective:
-            # Four parts that each see all rows: then only the noise of the draws is left.
-            capacity = self.buffer_draws(problem.q.noise_size, 4 * epoch_draws(problem.target))
-            objective = Objective(problem.target, problem.q, key, capacity)
-            objective.compile(np.asarray(problem.q.params, np.float64))
-            return objective
+# Functions and not methods: Equinox makes a module of a method whenever it is looked up, which takes a tenth of a sweep.
 
-        return problem.once("objective", make)
 
-    def _at(self, problem: Problem, state: GrowingState, key) -> Objective:
-        """The objective with the expansion of a state."""
-        objective = self._objective(problem, key)
-        objective.expansion = None
-        if state.hessian.size:
-            make = lambda: Expansion(state.hessian, state.sigma)  # noqa: E731
-            objective.expansion = problem.once("expansion", make, state.hessian)
-        objective.exact_products, objective.corrects = state.exact, state.corrects
+def _objective(method: GrowingDraws, problem: Problem, key) -> Objective:
+    """The programs and buffers, made once a run."""
+
+    def make() -> Objective:
+        # Four parts that each see all rows: then only the noise of the draws is left.
+        capacity = method.buffer_draws(problem.q.noise_size, 4 * epoch_draws(problem.target))
+        objective = Objective(problem.target, problem.q, key, capacity)
+        objective.compile(np.asarray(problem.q.params, np.float64))
         return objective
 
+    return problem.once("objective", make)
 
-def _counted(found, after: CallCounts, before: CallCounts):
-    return dataclasses.replace(found, counts=after.less(before))
+
+def _at(method: GrowingDraws, problem: Problem, state: GrowingState, key) -> Objective:
+    """The objective with the expansion of a state."""
+    objective = _objective(method, problem, key)
+    objective.expansion = None
+    if state.hessian.size:
+        make = lambda: Expansion(state.hessian, state.sigma)  # noqa: E731
+        objective.expansion = problem.once("expansion", make, state.hessian)
+    objective.exact_products, objective.corrects = state.exact, state.corrects
+    return objective

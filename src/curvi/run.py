@@ -87,7 +87,7 @@ class Run:
 
     def _advance(self, limits: Limits, tolerance: float) -> Outcome:
         taken, size = 0, 1
-        advance = self.method.advance  # looked up once: Equinox makes a module of a method at every look
+        advance = type(self.method).advance  # by its class: Equinox makes a module of a method that is bound
         spent = self.counts.evaluations
         while True:
             if taken >= limits.num_steps:
@@ -98,7 +98,7 @@ class Run:
                 return Outcome.MAX_EVALUATIONS
             before = time.perf_counter()
             budget = Budget(min(size, limits.num_steps - taken), tolerance)
-            self.state, news = advance(self.problem, self.state, self.key, budget)
+            self.state, news = advance(self.method, self.problem, self.state, self.key, budget)
             self._note(news)
             taken += len(news.rows)
             if news.gain is not None:

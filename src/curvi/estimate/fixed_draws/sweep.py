@@ -222,12 +222,18 @@ class _Unpack:
     def __init__(self, shapes):
         self.kind, self.places, start = type(shapes), [], 0
         for shape in shapes:
-            leaves, tree = jax.tree.flatten(shape, is_leaf=_is_shape)
-            sizes = [leaf if _is_shape(leaf) else leaf.shape for leaf in leaves]
-            ends = [start + int(end) for end in np.cumsum([0, *(math.prod(size) for size in sizes)])]
-            places = [(slice(a, b), size) for a, b, size in zip(ends, ends[1:], sizes)]
-            # Most fields are one array, and a tree of one leaf need not be put together.
-            self.places.append(places[0] if _is_shape(shape) else (places, tree) if places else None)
+            if shape is None:
+                self.places.append(None)
+                continue
+            if _is_shape(shape):
+                # Most fields are one array, and a tree of one leaf need not be put together.
+                end = start + math.prod(shape)
+                self.places.append((slice(start, end), shape))
+                start = end
+                continue
+            leaves, tree = jax.tree.flatten(shape)
+            ends = [start + int(end) for end in np.cumsum([0, *(math.prod(leaf.shape) for leaf in leaves)])]
+            self.places.append(([(slice(a, b), leaf.shape) for a, b, leaf in zip(ends, ends[1:], leaves)], tree))
             start = ends[-1]
 
     def __call__(self, vector):

@@ -88,19 +88,19 @@ def _noise_of_round(objective: Objective, state: GrowingState, before: np.ndarra
 
 def _climb(problem: Problem, objective: Objective, state: GrowingState, local: FixedDrawsModel):
     assert state.climb is not None
+    changes = expand(problem, objective, state.params) if state.wants_metric else {}
     climbed = climb_step(objective, local, state.radius, state.climb.gain_tolerance)
     params = climbed.local.params
     problem.once("local", lambda: climbed.local, params, local.fixed)
-    changes = {}
-    if state.rough and climbed.accepted and _metric_pays(objective, climbed, local.fixed):
-        changes = expand(problem, objective, params)
-    end = "" if climbed.end is None else climbed.end.name
-    climb = Climb(state.climb.before, state.climb.value, state.climb.gain_tolerance, end)
-    state = state.but(params=params, radius=climbed.radius, climb=climb, taken=state.taken + 1, **changes)
-    return state, News([row(climbed, objective)])
+    climb = state.climb
+    if climbed.end is not None:
+        climb = Climb(climb.before, climb.value, climb.gain_tolerance, climbed.end.name)
+    pays = state.rough and climbed.accepted and _metric_pays(objective, climbed, local.fixed)
+    changes.update(params=params, radius=climbed.radius, climb=climb, taken=state.taken + 1, wants_metric=pays)
+    return state.but(**changes), News([_row(climbed)])
 
 
-def row(climbed: Climbed, objective: Objective) -> dict:
+def _row(climbed: Climbed) -> dict:
     """What the history keeps of a step."""
     local = climbed.local
     halves = local.part_means(2)
@@ -147,7 +147,7 @@ def _after_climb(problem, objective: Objective, state: GrowingState, local: Fixe
     assert state.climb is not None
     end, gained = state.climb.how, local.value - state.climb.value
     # A radius that shrank at the end of a climb says little of the next noise.
-    state = state.but(radius=max(state.radius, 0.1))
+    state = state.but(radius=max(state.radius, 0.1), wants_metric=False)
     if objective.expandable and (state.rough or gained > _MOVED):
         state = state.but(**expand(problem, objective, state.params))
     if state.rough:

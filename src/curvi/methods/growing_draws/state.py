@@ -67,6 +67,8 @@ class GrowingState:
         Whether Hessian products are exact by now.
     corrects
         Whether the Hessian at the mean serves as control variate.
+    wants_metric
+        Whether the Hessian at the mean is to be taken before the next step: the last one took so many products.
     searched, kicked
         Whether a finite start was searched for, and whether q was kicked off a saddle.
     start_elbos
@@ -88,6 +90,7 @@ class GrowingState:
     rough: bool = static(default=True)
     exact: bool = static(default=False)
     corrects: bool = static(default=True)
+    wants_metric: bool = static(default=False)
     searched: bool = static(default=False)
     kicked: bool = static(default=False)
 

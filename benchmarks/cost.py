@@ -112,6 +112,7 @@ def measure(target, method) -> dict:
     short = min(seconds(SHORT, repeat) for repeat in range(REPEATS))
     long = min(seconds(SHORT + num_steps, repeat) for repeat in range(REPEATS))
     memory = program.memory_analysis()
+    assert memory is not None, "this device does not say how much memory a program takes"
     parts = {
         "temporary": memory.temp_size_in_bytes,
         "arguments": memory.argument_size_in_bytes,

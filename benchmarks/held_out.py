@@ -62,7 +62,7 @@ def wine() -> Target:
     """Which of twelve measurements of 178 Italian wines say how much alcohol they hold: 4,096 states."""
     from sklearn.datasets import load_wine
 
-    table = np.asarray(load_wine().data)
+    table = np.asarray(load_wine(return_X_y=True)[0])
     return examples.variable_selection(table[:, 1:], table[:, 0])
 
 

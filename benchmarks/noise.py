@@ -17,6 +17,7 @@ NUM_REPLICATES = 8
 
 def run(path: Path, problem: Problem, quick: bool) -> None:
     """One line for each estimator and number of draws: the error in each of a few replicates."""
+    assert problem.best is not None
     q = problem.start.replace(problem.best)
     factor = q.fisher().factorise()
     whiten = lambda matrix: jax.vmap(factor.solve)(jax.vmap(factor.solve)(matrix).T)  # noqa: E731

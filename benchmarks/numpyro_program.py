@@ -28,10 +28,11 @@ def numpyro_program(target, start: MeanField, offset: float):
 
         theta = sites(read)
         prior = sum(
-            factor_of(slot)
-            .distribution(jnp.zeros((slot.count, factor_of(slot).num_params)))
-            .log_prob(theta[slot.latent.name])
-            .sum()
+            jnp.sum(
+                factor_of(slot)
+                .distribution(jnp.zeros((slot.count, factor_of(slot).num_params)))
+                .log_prob(theta[slot.latent.name])
+            )
             for slot in start.layout.slots
         )
         shaped = {

@@ -6,9 +6,11 @@ outside the clock.
 
 import copy
 import dataclasses
+import importlib
 import logging
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -140,6 +142,7 @@ def curvi_default(task: Task) -> Iterator[Run]:
             return Run("curvi", {"start": start}, compiling, passed - compiling, calls, [last], outcome, fit)
 
         run = once() if start == "cold" else typical(once)
+        assert run.fit is not None
         run.points = [*_points(task, run.fit, key, run.compile_seconds + run.run_seconds), *run.points]
         yield run
 
@@ -237,7 +240,7 @@ def numpyro_adam(task: Task) -> Iterator[Run]:
 
 
 def blackjax_adam(task: Task) -> Iterator[Run]:
-    import blackjax
+    blackjax = importlib.import_module("blackjax")
 
     def algorithm(data, rate):
         return blackjax.meanfield_vi(lambda z: task.flat(data, z), optax.adam(rate), 100)
@@ -298,21 +301,22 @@ def _fixed(task: Task, method: str, num_draws: int, minimiser: str) -> Iterator[
             if time.perf_counter() - began > task.budget:
                 raise OutOfTimeError
             counts["hvp"] += num_draws
+            assert hvp is not None
             return np.asarray(hvp(params, v, flat.data, noise))
 
         note(start)
         options = {"maxiter": 20_000} if minimiser == "trust-ncg" else {"maxiter": 20_000, "maxfun": 40_000}
         try:
-            gained, params, best = np.inf, start, np.inf
+            params, best = start, np.inf
             # L-BFGS-B reports success where a wild first trial left it: it starts again until that gains nothing.
-            while gained > 1e-3:
+            while True:
                 found = scipy.optimize.minimize(
                     objective, params, jac=True, hessp=hessian_product if hvp is not None else None, method=minimiser,
                     callback=note, options=options,
                 )  # fmt: skip
                 note(found.x)
                 gained, params, best = best - found.fun, found.x, found.fun
-                if minimiser == "trust-ncg":
+                if minimiser == "trust-ncg" or not gained > 1e-3:
                     break
             outcome = "success" if found.success else str(found.message)
         except OutOfTimeError:
@@ -339,7 +343,7 @@ def fixed_lbfgs(task: Task) -> Iterator[Run]:
 
 
 def pathfinder(task: Task) -> Iterator[Run]:
-    from blackjax.vi import pathfinder as algorithm
+    algorithm = importlib.import_module("blackjax.vi.pathfinder")
 
     if task.flat.size > 2_000:
         return
@@ -363,7 +367,7 @@ def pathfinder(task: Task) -> Iterator[Run]:
 
 
 def score_matching(task: Task) -> Iterator[Run]:
-    from gsmvi.gsm import GSM
+    gsm = importlib.import_module("gsmvi.gsm")
 
     size, flat = task.flat.size, task.flat
     if size > 350:
@@ -396,7 +400,7 @@ def score_matching(task: Task) -> Iterator[Run]:
         return scores(flat.data, z)
 
     try:
-        fitter = GSM(size, None, score)
+        fitter = gsm.GSM(size, None, score)
         # Old-style key: the library seeds NumPy with its words.
         fitter.fit(jax.random.PRNGKey(task.seed), niter=5000, verbose=False, monitor=Monitor())
         outcome = "all steps"
@@ -421,7 +425,7 @@ def pymc_advi(task: Task) -> Iterator[Run]:
             recorder = _Recorder(task)
             inference = pm.ADVI(random_seed=task.seed)
             recorder.order = _pymc_order(task.flat, inference.approx)
-            kind = {} if rate is None else {"obj_optimizer": pm.adam(learning_rate=rate)}
+            kind: dict[str, Any] = {} if rate is None else {"obj_optimizer": pm.adam(learning_rate=rate)}
             try:
                 inference.fit(10_000, progressbar=False, callbacks=[recorder], **kind)
                 outcome = "all steps" if len(inference.hist) >= 10_000 else "out of time"
@@ -437,7 +441,7 @@ class _Recorder:
     """Looks at PyMC's approximation ever more rarely; its looks do not count as running."""
 
     def __init__(self, task: Task):
-        self.budget, self.points, self.order = task.budget, [], None
+        self.budget, self.points, self.order = task.budget, [], np.zeros(0, int)
         self.began, self.compiling, self.looking, self.step, self.next = time.perf_counter(), 0.0, 0.0, 0, 0
 
     def __call__(self, approx, losses, step):

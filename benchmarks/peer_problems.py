@@ -1,6 +1,7 @@
 """The posteriors on which curvi meets other libraries, each as one log density on unconstrained coordinates."""
 
 import dataclasses
+import importlib
 import importlib.util
 import json
 import re
@@ -15,6 +16,7 @@ import numpyro
 import numpyro.distributions as dist
 
 import curvi
+from curvi.model.target import AbstractTarget
 
 POSTERIORDB = Path(__file__).parents[2] / "shared" / "posteriordb"
 CONDITIONS = (1.0, 1e2, 1e4, 1e6)
@@ -29,7 +31,7 @@ class Problem:
     """A target with, where known, the moments of its posterior and a function that writes the model in PyMC."""
 
     name: str
-    target: curvi.Target
+    target: AbstractTarget
     reference: dict | None = None
     pymc: Callable | None = None
 
@@ -40,7 +42,7 @@ class Flat:
     The data of the target are an argument, so that no program has them as constants.
     """
 
-    def __init__(self, target: curvi.Target):
+    def __init__(self, target: AbstractTarget):
         self.q = curvi.MeanField(target)
         self.size = self.q.num_factors
         self.data, self._code = eqx.partition(target, eqx.is_array)
@@ -76,6 +78,7 @@ def posteriordb(name: str) -> Problem:
     if not folder.is_dir():
         raise UnavailableError(f"no {folder}: the posteriors are not part of this repository")
     spec = importlib.util.spec_from_file_location("posteriordb_models", POSTERIORDB / "models.py")
+    assert spec is not None and spec.loader is not None
     models = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(models)
     model, to_arguments = models.MODELS[name]
@@ -161,13 +164,14 @@ def breast_cancer() -> Problem:
     def build():
         import pymc as pm
 
-        features, benign = load_breast_cancer(return_X_y=True)
+        features, benign = map(np.asarray, load_breast_cancer(return_X_y=True))
         design = np.column_stack([np.ones(len(benign)), (features - features.mean(0)) / features.std(0)])
         with pm.Model() as model:
             beta = pm.Normal("beta", 0.0, 1.0, shape=design.shape[1])
             # Not Bernoulli(logit_p=...): its gradient is not a number at large logits.
             logits = pm.math.dot(design, beta) * (2 * benign - 1)
-            pm.Potential("obs", -pm.math.log1pexp(-logits).sum())
+            # PyTensor does not say what its functions return.
+            pm.Potential("obs", -pm.math.log1pexp(-logits).sum())  # pyright: ignore[reportAttributeAccessIssue]
         return model
 
     return Problem("breast_cancer", breast_cancer_target(), pymc=build)
@@ -176,7 +180,7 @@ def breast_cancer() -> Problem:
 def cancer_counts() -> Problem:
     """Cancer deaths in 301 counties: a Poisson regression on the population with an effect of each county."""
     try:
-        from statsmodels.datasets import cancer
+        cancer = importlib.import_module("statsmodels.datasets.cancer")
     except ImportError as error:
         raise UnavailableError(f"needs statsmodels ({error})") from error
     table = cancer.load_pandas().data

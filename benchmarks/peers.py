@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 RESULTS = Path(__file__).parent / "results" / "peers.jsonl"
 SHORT_BUDGET, FULL_BUDGET = 3.0, 40.0
@@ -273,9 +274,9 @@ class Judge:
                 continue
             off.append(abs(values.mean() - known["mean"]) / known["sd"])
             ratio.append(values.std() / known["sd"])
-            if response is not None:
-                corrected.append(float(pick(response, name)) / known["sd"])
-        found = {"num_compared": len(off), "num_known": len(self.problem.reference)}
+            if response is not None and (sd := pick(response, name)) is not None:
+                corrected.append(float(sd) / known["sd"])
+        found: dict[str, Any] = {"num_compared": len(off), "num_known": len(self.problem.reference)}
         for label, numbers in (("mean_error", off), ("sd_ratio", ratio), ("linear_response_sd_ratio", corrected)):
             if numbers:
                 finite = np.asarray(numbers, float)

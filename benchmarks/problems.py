@@ -10,6 +10,7 @@ import scipy.optimize
 
 import curvi
 from curvi.cli.race import breast_cancer_target
+from curvi.model.target import AbstractTarget
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,10 +18,10 @@ class Problem:
     """A target, its start, and the exact gap of any parameters to the best mean field, in nats."""
 
     name: str
-    target: curvi.Target
+    target: AbstractTarget
     start: curvi.MeanField
     gap: Callable
-    best: jax.Array
+    best: jax.Array | None  # the parameters of that, where they are known
     best_elbo: float
 
 
@@ -99,7 +100,7 @@ def breast_cancer() -> Problem:
 def _breast_cancer_data():
     from sklearn.datasets import load_breast_cancer
 
-    raw, benign = load_breast_cancer(return_X_y=True)
+    raw, benign = map(np.asarray, load_breast_cancer(return_X_y=True))
     x = np.column_stack([np.ones(len(raw)), (raw - raw.mean(0)) / raw.std(0)])
     return jnp.asarray(x), jnp.asarray(2.0 * benign - 1)
 
@@ -116,10 +117,11 @@ def maximise(objective, params):
     found = scipy.optimize.minimize(lambda p: [np.asarray(v) for v in both(jnp.asarray(p))], params, jac=True)
     gradient, hessian = jax.jit(jax.grad(objective)), jax.jit(jax.hessian(objective))
     params = jnp.asarray(found.x)
+    decrement = np.inf
     for _ in range(10):
         g = gradient(params)
         step = jnp.linalg.solve(-hessian(params), g)
-        params = params + step
-        if abs(float(g @ step)) < 1e-12:
+        params, decrement = params + step, float(g @ step) / 2
+        if abs(2 * decrement) < 1e-12:
             return params
-    raise RuntimeError(f"Newton's method did not settle: decrement {float(g @ step) / 2:.3g} nats")
+    raise RuntimeError(f"Newton's method did not settle: decrement {decrement:.3g} nats")

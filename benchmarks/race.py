@@ -98,6 +98,7 @@ def race(problem: Problem, entry: Entry, seeds, thresholds, max_calls: int, max_
     compiled = time.perf_counter()
 
     steps, spent, means, looks = 0, np.zeros((len(lanes), 3), np.int64), np.zeros((len(lanes), 2)), []
+    done = np.zeros((len(rates), len(seeds)), bool)
     while True:
         num_steps = max(1, int(np.ceil(LOOK * steps)))
         dynamic, more, gap = program(data, values, keys, dynamic, jnp.int32(steps), jnp.int32(num_steps))
@@ -105,7 +106,7 @@ def race(problem: Problem, entry: Entry, seeds, thresholds, max_calls: int, max_
         spent, means = spent + np.asarray(more[:, :3], np.int64), means + np.asarray(more[:, 3:])
         looks.append((steps, spent, np.asarray(gap)))
         arrived = (looks[-1][2] <= min(thresholds)).reshape(len(rates), len(seeds))
-        done = done | arrived if steps > 1 else arrived
+        done = done | arrived
         over = time.perf_counter() - compiled > max_seconds
         if np.any(done.mean(1) > 0.5) or spent.sum(1).min() >= max_calls or over:
             break

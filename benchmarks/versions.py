@@ -8,6 +8,7 @@ results/versions.jsonl.
 """
 
 import argparse
+import importlib
 import json
 import os
 import statistics
@@ -44,13 +45,13 @@ def make_target(name: str):
     if name == "breast_cancer":
         from sklearn.datasets import load_breast_cancer
 
-        x, y = load_breast_cancer(return_X_y=True)
+        x, y = map(np.asarray, load_breast_cancer(return_X_y=True))
         design = jnp.asarray(np.column_stack([np.ones(len(y)), (x - x.mean(0)) / x.std(0)]))
         sign = jnp.asarray(2.0 * y - 1)
         log_density = lambda t: -0.5 * jnp.sum(t["b"] ** 2) + jnp.sum(jax.nn.log_sigmoid(sign * (design @ t["b"])))  # noqa: E731
         return curvi.Target(log_density, {"b": jnp.zeros(31)})
     sys.path.insert(0, str(POSTERIORS))
-    import models
+    models = importlib.import_module("models")
 
     folder = POSTERIORS / "open" / POSTERIOR_NAMES[name]
     model, arguments = models.MODELS[folder.name]
@@ -151,7 +152,7 @@ def main() -> None:
         return child(given.child)
     import lines
 
-    versions = dict(zip(("old", "new"), given.trees, strict=True))
+    versions: dict[str, str] = dict(zip(("old", "new"), given.trees, strict=True))
     for name in given.problems:
         if name in POSTERIOR_NAMES and not POSTERIORS.exists():
             print(f"{name}: skipped, {POSTERIORS} is not there")

@@ -117,7 +117,7 @@ def noisy_or(seed=0, num_causes=10, num_effects=12) -> Target:
     weights = np.where(linked, rng.uniform(0.5, 3.0, linked.shape), 0.0)  # minus the log probability to fail
     prior = rng.uniform(0.1, 0.4, num_causes)
     active = rng.random(num_causes) < prior
-    present = rng.random(num_effects) < 1 - 0.95 * np.exp(-(active @ weights))
+    present = rng.random(num_effects) < 1 - 0.95 * np.exp(-np.matmul(active, weights))
     leak = -np.log(0.95)
 
     def log_density(theta):

@@ -5,6 +5,7 @@ import dataclasses
 import equinox as eqx
 import jax
 import numpy as np
+from jaxtyping import PRNGKeyArray
 
 from curvi.family import Family, MeanField
 from curvi.methods.base import Method, Problem
@@ -22,7 +23,7 @@ from curvi.run import Limits, Run
 def fit(
     target: AbstractTarget,
     *,
-    key=None,
+    key: PRNGKeyArray | None = None,
     family: Family | None = None,
     method: Method | None = None,
     num_steps: int | None = None,
@@ -74,6 +75,7 @@ def fit(
     if start is not None:
         key, family, method, num_starts = _resumed(target, start, key, family, method, num_starts)
     _check_input(target, key, family, method, num_steps, tolerance, num_starts, max_seconds, max_evaluations)
+    assert key is not None
     problem = Problem(target, MeanField(target) if family is None else family, num_starts)
     reason = "asked for"
     if method is None:

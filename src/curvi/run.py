@@ -6,19 +6,20 @@ converge; so every method is interrupted, resumed and reported alike.
 
 import dataclasses
 import time
-from typing import Any
+from typing import Generic
 
 import numpy as np
+from jaxtyping import PRNGKeyArray
 
 from curvi.certify.gain import UNKNOWN, Gain, unfinished
 from curvi.family import Family
-from curvi.methods.base import Budget, Method, News, Problem
+from curvi.methods.base import Budget, Method, News, Problem, StateT
 from curvi.model.black_box import BlackBoxError
 from curvi.outcome import Outcome
 from curvi.record.checkpoint import Checkpoint, Leaves
 from curvi.record.clock import Clock
 from curvi.record.counts import CallCounts
-from curvi.record.history import History
+from curvi.record.history import History, Row
 from curvi.record.progress import Progress
 
 _ADVANCE_SECONDS = 0.25  # how long an advance should take: the host looks at limits and shows progress in between
@@ -35,16 +36,16 @@ class Limits:
 
 
 @dataclasses.dataclass
-class Run:
+class Run(Generic[StateT]):
     """A run and what came of it."""
 
-    method: Method
+    method: Method[StateT]
     problem: Problem
-    key: Any
+    key: PRNGKeyArray
     clock: Clock
     display: Progress
-    state: Any
-    rows: list[dict]
+    state: StateT
+    rows: list[Row]
     counts: CallCounts
     gain: Gain = UNKNOWN
     elbo: float = float("nan")
@@ -52,11 +53,15 @@ class Run:
     failure: BlackBoxError | None = None
 
     @classmethod
-    def begin(cls, method: Method, problem: Problem, key, clock: Clock, display: Progress) -> "Run":
+    def begin(
+        cls, method: Method[StateT], problem: Problem, key: PRNGKeyArray, clock: Clock, display: Progress
+    ) -> "Run[StateT]":
         return cls(method, problem, key, clock, display, method.init(problem, key), [], CallCounts())
 
     @classmethod
-    def resume(cls, method: Method, problem: Problem, at: Checkpoint, clock: Clock, display: Progress) -> "Run":
+    def resume(
+        cls, method: Method[StateT], problem: Problem, at: Checkpoint, clock: Clock, display: Progress
+    ) -> "Run[StateT]":
         state = at.state.into(method.init(problem, at.key)) if isinstance(at.state, Leaves) else at.state
         return cls(method, problem, at.key, clock, display, state, at.history.rows(), at.counts)
 

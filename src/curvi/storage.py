@@ -11,6 +11,7 @@ import json
 import os
 import tempfile
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +48,7 @@ class MissingTarget(AbstractTarget):
     latents: tuple[Latent, ...] = eqx.field(static=True)
     init: dict
     order: int = eqx.field(static=True)
-    outputs: None = None
+    outputs: Callable | None = None
     origin: Origin = eqx.field(static=True, default=Origin(predict=_refuse))
 
     def batch(self, key):

@@ -12,7 +12,6 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from curvi.model.minibatch import check_scale
 from numpyro import handlers, infer
 from numpyro.contrib.control_flow import scan
 from numpyro.distributions import biject_to, constraints
@@ -21,6 +20,7 @@ from numpyro.infer import util
 from curvi import MeanField, MinibatchTarget, fit
 from curvi.adapters import from_numpyro
 from curvi.adapters.numpyro.starts import known_start
+from curvi.model.minibatch import check_scale
 from curvi.model.support import elementwise
 
 POSTERIORDB = Path(__file__).parents[3] / "shared" / "posteriordb"

@@ -120,7 +120,7 @@ def _secant(objective: Objective, params: np.ndarray, stream: int) -> tuple[np.n
 
 def _disagreement(path: NormalPath, local: FixedDrawsModel) -> np.ndarray:
     """A z-score per parameter; of many parameters one more, of all log scales together."""
-    groups = local.noise.groups  # type: ignore[attr-defined]
+    groups = local.noise.groups
     # Of draws that rounding does not tell apart, values know no slope.
     precision = np.finfo(local.curvature.objective.dtype).eps
     immaterial = np.hypot(_MATERIAL, precision * np.max(np.abs(local.draw_values)))

@@ -31,7 +31,7 @@ class Bias:
 
 def draws_bias(local: FixedDrawsModel) -> Bias:
     """tr((-H)^-1 Cov g) / 2 nats, by one solve with a copy of the gradient's noise."""
-    found = solve(local, local.noise.copy())  # type: ignore[attr-defined]
+    found = solve(local, local.noise.copy())
     nats = as_finite_or_inf(found.decrement) if found.definite else np.inf
     return Bias(nats, bool(np.isfinite(nats)), found.x)
 

@@ -13,6 +13,7 @@ from curvi.control.climb import LEAST_EFFECTIVE, End, climb_step
 from curvi.estimate.fixed_draws.local import FixedDrawsModel
 from curvi.estimate.fixed_draws.noise import FixedNoise
 from curvi.estimate.fixed_draws.objective import Objective
+from curvi.family.path import NormalPath
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,8 +59,9 @@ def gained_between(
     if there.effective < LEAST_EFFECTIVE:
         return None
     moves = there.part_means(fixed.num_parts) - here.part_means(fixed.num_parts)
-    if fixed.excess is not None and objective.expansion is not None:
-        parts, scale = fixed.parts(fixed.num_parts), objective.path.scale  # type: ignore[attr-defined]
+    path = objective.path
+    if fixed.excess is not None and objective.expansion is not None and isinstance(path, NormalPath):
+        parts, scale = fixed.parts(fixed.num_parts), path.scale
         excess = [objective.expansion.part_excess(parts, scale(params))[0] for params in (before, after)]
         moves = moves - (excess[1] - excess[0])
     return there.value - here.value, float(np.std(moves, ddof=1) / len(moves) ** 0.5)

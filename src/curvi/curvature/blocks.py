@@ -6,6 +6,7 @@ Hessians of ln q and of the entropy.)
 """
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import jax.scipy.linalg as jsl
 from jaxtyping import Array, Float
@@ -14,7 +15,7 @@ from curvi.curvature.small import backward, cholesky_small, dense_group, forward
 from curvi.record.plain import register
 
 
-def split(v: Float[Array, "... P"], blocks: tuple[Array, ...]) -> list[Float[Array, "... n k"]]:
+def split(v: Float[Array, "... P"], blocks: tuple[Array | jax.ShapeDtypeStruct, ...]) -> list[Float[Array, "... n k"]]:
     """`v` cut into one array (..., n, k) per group of `blocks`."""
     parts, start = [], 0
     for block in blocks:

@@ -5,8 +5,6 @@
 One eigendecomposition of A serves the step (More and Sorensen 1983, the hard case included) and the decrement.
 """
 
-from typing import Any
-
 import numpy as np
 
 from curvi.estimate.local import Counts, LocalModel
@@ -20,13 +18,13 @@ from curvi.record.pytree import pytree
 class Eigen:
     """H = -A of whitened coordinates, by the eigenvalues and eigenvectors of A."""
 
-    values: Any
-    vectors: Any
+    values: np.ndarray
+    vectors: np.ndarray
 
-    def mv(self, v):
+    def mv(self, v: np.ndarray) -> np.ndarray:
         return -(self.vectors @ (self.values * (self.vectors.T @ v)))
 
-    def solve(self, z):
+    def solve(self, z: np.ndarray) -> np.ndarray:
         """A^-1 z."""
         return self.vectors @ ((self.vectors.T @ z).T / self.values).T
 
@@ -43,19 +41,22 @@ class Whitened:
     def factorise(self) -> "Whitened":
         return self
 
-    def solve(self, v):
+    def solve(self, v: np.ndarray) -> np.ndarray:
         return v
 
-    def solve_transpose(self, v):
+    def solve_transpose(self, v: np.ndarray) -> np.ndarray:
         return v
 
 
 @register
 @pytree
-class DenseModel(LocalModel):
+class DenseModel(LocalModel[np.ndarray, Eigen, Whitened]):
     """A `LocalModel` in whitened coordinates, small enough for an eigendecomposition."""
 
+    value: float
+    value_se: float
     curvature: Eigen
+    noise: CovarianceNoise[np.ndarray]
 
     @classmethod
     def make(cls, value: float, value_se: float, slope, covariance, pairs) -> "DenseModel":
@@ -75,7 +76,7 @@ class DenseModel(LocalModel):
 
     @property
     def _noise_known(self) -> bool:
-        return bool(np.all(np.isfinite(self.noise.covariance)))  # type: ignore[attr-defined]
+        return bool(np.all(np.isfinite(self.noise.covariance)))
 
     def remaining_gain(self) -> tuple[float, float]:
         """The Newton decrement and its standard error; infinite where A is not definite, or nothing is known of the

@@ -11,11 +11,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from curvi.curvature import Operator
-from curvi.estimate.local import LocalModel, Root
+from curvi.curvature import BlockFactor, Operator
+from curvi.estimate.local import Estimated, LocalModel, Products, Root
 from curvi.record.pytree import pytree
 from curvi.solve import SolveOutcome
-from curvi.solve.loops import Loop
+from curvi.solve.loops import ArrayT, Loop, Scalar
 from curvi.solve.solution import Solver
 from curvi.solve.truncated_cg import truncated_cg
 
@@ -82,7 +82,13 @@ class NewtonStep:
         return self.gradient_gain / self.gradient_gain_se
 
 
-def trust_region_step(local: LocalModel, radius, residual: Callable, max_products, loop: Loop) -> Step:
+def trust_region_step(
+    local: LocalModel[ArrayT, Products[ArrayT], object],
+    radius: Scalar,
+    residual: Callable[..., Scalar],
+    max_products: int,
+    loop: Loop,
+) -> Step:
     """The step that conjugate gradients find inside the ball.
 
     `residual` takes |b|^2, b the whitened gradient, and gives the relative residual at which they may stop.
@@ -121,7 +127,9 @@ class Solved:
     num_products: Any
 
 
-def solve_curvature(local: LocalModel, b, residual, max_products, loop: Loop) -> Solved:
+def solve_curvature(
+    local: LocalModel[ArrayT, Products[ArrayT], object], b: ArrayT, residual: float, max_products: int, loop: Loop
+) -> Solved:
     """-H x = b by conjugate gradients in the metric of the model."""
     root = local.root()
     white = root.solve(b)
@@ -139,7 +147,7 @@ def solve_curvature(local: LocalModel, b, residual, max_products, loop: Loop) ->
 
 
 def newton_step(
-    local: LocalModel, curvature: Operator, solver: Solver, radius, length, damping: float, shrink: bool, key
+    local: Estimated, curvature: Operator, solver: Solver, radius, length, damping: float, shrink: bool, key
 ) -> NewtonStep:
     """The step of (-H + damping F) p = g by any solver, clipped to the divergence `radius`; the natural gradient where
     the solve fails.
@@ -181,7 +189,7 @@ def newton_step(
     )
 
 
-def natural_gradient_step(local: LocalModel, radius, length) -> NewtonStep:
+def natural_gradient_step(local: Estimated, radius, length) -> NewtonStep:
     """The step F^-1 g, Newton's with H = -F, clipped to the divergence `radius`; its Newton decrement is unknown."""
     root = local.fisher.factorise()
     gradient = root.solve(local.grad)
@@ -191,12 +199,12 @@ def natural_gradient_step(local: LocalModel, radius, length) -> NewtonStep:
     return NewtonStep(step, unknown, unknown, *local.decrement(natural(root)), jnp.zeros((), gradient.dtype), zero)
 
 
-def natural(root: Root):
+def natural(root: Root[ArrayT]) -> Callable[[ArrayT], ArrayT]:
     """F^-1 as a map."""
     return lambda v: root.solve_transpose(root.solve(v))
 
 
-def shrinkage(local: LocalModel, root: Root, key, num_probes: int = 8):
+def shrinkage(local: Estimated, root: BlockFactor, key, num_probes: int = 8):
     """The share of the estimated -H - F that is signal: <C1, C2> / |(C1 + C2)/2|^2 over two half-sample estimates.
 
     C = F^-1/2 (-H) F^-1/2 - I. Inner products of matrices are traces, taken by random signs (Hutchinson 1990), so
@@ -211,7 +219,7 @@ def shrinkage(local: LocalModel, root: Root, key, num_probes: int = 8):
     return jnp.clip(jnp.where(both > 0, signal / jnp.where(both > 0, both, 1), 1.0), 0.0, 1.0)
 
 
-def _clip(root: Root, direction, slope, bend, radius, length, definite, num_products) -> Step:
+def _clip(root: BlockFactor, direction, slope, bend, radius, length, definite, num_products) -> Step:
     """The step along `direction` (whitened) with the best predicted gain inside the ball."""
     square = direction @ direction
     best = jnp.where(bend > 0, slope / jnp.where(bend > 0, bend, 1), jnp.inf)

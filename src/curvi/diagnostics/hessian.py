@@ -82,8 +82,8 @@ class WhitenedHessian:
         if self.q.num_params <= DENSE:
             half, _ = self.solve_half(rows)
             return np.linalg.solve(self._cholesky.T, half).T
-        rows = jnp.asarray(rows, self.q.params.dtype)
-        solutions, codes = _solve_by_products(self.product_of, self.factor, rows)
+        given = jnp.asarray(rows, self.q.params.dtype)
+        solutions, codes = _solve_by_products(self.product_of, self.factor, given)
         if np.any(np.asarray(codes) == SolveOutcome.NEGATIVE_CURVATURE):
             raise ValueError(_NO_MAXIMUM)
         return np.asarray(solutions, np.float64)

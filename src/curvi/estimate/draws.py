@@ -14,9 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import ndtri
+from jaxtyping import Array, Float, PRNGKeyArray
 from scipy.stats import qmc
 
 from curvi.family import Family
+from curvi.family.base import DrawT
 from curvi.record.plain import register
 
 SOBOL_DIMENSIONS = 21_201  # SciPy's direction numbers (Joe and Kuo, 2008) end here
@@ -26,11 +28,11 @@ class Draws(eqx.Module):
     """A way to draw `num_draws` points from q, in working coordinates, with a leading axis."""
 
     @abstractmethod
-    def sample(self, q: Family, key, num_draws: int):
+    def sample(self, q: Family[DrawT], key: PRNGKeyArray, num_draws: int) -> DrawT:
         """The draws."""
 
     @abstractmethod
-    def noise(self, q: Family, key, num_draws: int):
+    def noise(self, q: Family, key: PRNGKeyArray, num_draws: int) -> Float[Array, "S n"]:
         """Standard normal noise for reparameterised draws, one row a draw."""
 
     @abstractmethod

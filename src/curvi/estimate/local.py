@@ -6,61 +6,69 @@ It is the waist of the library: estimators on one side, solvers, descents and co
 on the host (numpy) or inside of a program (JAX).
 """
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Int, PRNGKeyArray
 
-from curvi.curvature import Operator
+from curvi.curvature import BlockDiagonal, Operator
 from curvi.estimate.noise import Noise
+from curvi.family import Family
+from curvi.model.target import AbstractTarget
 from curvi.record.plain import register
 from curvi.record.pytree import pytree, static
+from curvi.solve.loops import ArrayT, Scalar, Truth
 
 
 @register
 class Counts(eqx.Module):
     """Calls of the model, each counted per draw."""
 
-    log_density: Int[Array, ""] | int = 0
-    gradient: Int[Array, ""] | int = 0
-    hvp: Int[Array, ""] | int = 0
+    log_density: Int[jax.Array, ""] | int = 0
+    gradient: Int[jax.Array, ""] | int = 0
+    hvp: Int[jax.Array, ""] | int = 0
 
     def __add__(self, other: "Counts") -> "Counts":
         return jax.tree.map(lambda a, b: a + b, self, other)
 
-    def __radd__(self, other):
+    def __radd__(self, other: object) -> "Counts":
         return self if isinstance(other, int) and other == 0 else NotImplemented
 
 
-class Root(Protocol):
+class Root(Protocol[ArrayT]):
     """L of a metric L L' of the parameters: |L'p|^2 / 2 is the length of a step p in nats."""
 
-    def solve(self, v) -> Any:
+    def solve(self, v: ArrayT) -> ArrayT:
         """L^-1 v: takes a gradient to whitened coordinates."""
         ...
 
-    def solve_transpose(self, v) -> Any:
+    def solve_transpose(self, v: ArrayT) -> ArrayT:
         """L^-T v: takes a step back from whitened coordinates."""
         ...
 
 
-class Products(Protocol):
+class Products(Protocol[ArrayT]):
     """A symmetric matrix known by its products."""
 
-    def mv(self, v) -> Any: ...
+    def mv(self, v: ArrayT) -> ArrayT: ...
 
 
-class Metric(Protocol):
+class Metric(Protocol[ArrayT]):
     """A positive definite metric of the parameters: the Fisher information of q, or what stands for it."""
 
-    def factorise(self) -> Root: ...
+    def factorise(self) -> Root[ArrayT]: ...
+
+
+CurvatureT = TypeVar("CurvatureT", covariant=True)  # a kind of `Products`
+MetricT = TypeVar("MetricT", covariant=True)  # a kind of `Metric`; else the model has a `root` of its own
 
 
 @register
 @pytree
-class LocalModel:
+class LocalModel(Generic[ArrayT, CurvatureT, MetricT]):
     """Value, gradient and curvature of the ELBO at one q, with what is needed to judge their noise.
 
     Attributes
@@ -86,22 +94,23 @@ class LocalModel:
         Hessian-vector products of the log density per product with `curvature` (0 where the curvature is stored).
     """
 
-    value: Any
-    value_se: Any
-    grad: Any
-    curvature: Products
-    fisher: Metric
-    noise: Noise
-    draw_values: Any
+    value: Scalar
+    value_se: Scalar
+    grad: ArrayT
+    curvature: CurvatureT
+    fisher: MetricT
+    noise: Noise[ArrayT]
+    draw_values: ArrayT
     counts: Counts
     curvature_halves: tuple[Operator, Operator] | None = None
     calls_per_product: int = static(default=0)
 
-    def root(self) -> Root:
+    def root(self) -> Root[ArrayT]:
         """The root of the metric in which steps are measured."""
-        return self.fisher.factorise()
+        # What kind of metric the model has is for its subclasses to say.
+        return self.fisher.factorise()  # pyright: ignore[reportAttributeAccessIssue]
 
-    def decrement(self, solve, x=None) -> tuple[Any, Any]:
+    def decrement(self, solve: Callable[[ArrayT], ArrayT], x: ArrayT | None = None) -> tuple[Scalar, Scalar]:
         """What is left to gain if the model holds, g'(-H)^-1 g / 2 less what the noise of g adds to it, and its
         standard error; `solve` is the map (-H)^-1, `x` what it makes of the gradient, where that is known already.
         """
@@ -109,6 +118,15 @@ class LocalModel:
         added, variance = self.noise.through(solve)
         return (self.grad @ x - added) / 2, (self.noise.variance_along(x) + variance) ** 0.5
 
-    def finite(self):
+    def finite(self) -> Truth:
         """Whether value and gradient are finite."""
         return jnp.isfinite(self.value) & jnp.all(jnp.isfinite(self.grad))
+
+
+Estimated = LocalModel[jax.Array, Operator, BlockDiagonal]  # what is estimated inside of programs
+
+
+class Estimator(Protocol):
+    """What makes a local model of a target around q."""
+
+    def __call__(self, target: AbstractTarget, q: Family, key: PRNGKeyArray) -> Estimated: ...

@@ -47,11 +47,13 @@ class PairLayout:
         return self.owner[:, None] != self.owner[None, :]
 
     def pairs(self) -> tuple[np.ndarray, np.ndarray]:
-        return np.nonzero(np.triu(self.across, 1))
+        rows, columns = np.nonzero(np.triu(self.across, 1))
+        return rows, columns
 
     def inside(self) -> tuple[np.ndarray, np.ndarray]:
         """Pairs a < b within one factor."""
-        return np.nonzero(np.triu(~self.across, 1))
+        rows, columns = np.nonzero(np.triu(~self.across, 1))
+        return rows, columns
 
 
 class PairFit(NamedTuple):

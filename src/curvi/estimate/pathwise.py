@@ -14,7 +14,7 @@ from jaxtyping import Array, Float
 
 from curvi.curvature import MatrixFree
 from curvi.estimate.draws import Antithetic, Draws
-from curvi.estimate.local import Counts, LocalModel
+from curvi.estimate.local import Counts, Estimated, LocalModel
 from curvi.estimate.noise import GroupNoise, num_groups, variance_of_mean
 from curvi.estimate.score import check_num_draws
 from curvi.family import Family
@@ -78,7 +78,7 @@ class Pathwise(eqx.Module):
     def __check_init__(self):
         check_num_draws(self.num_draws, 1, "num_draws")
 
-    def __call__(self, target: AbstractTarget, q: Family, key) -> LocalModel:
+    def __call__(self, target: AbstractTarget, q: Family, key) -> Estimated:
         self.draws.check(q, self.num_draws)
         key_noise, key_batch = jax.random.split(key)
         noise = self.draws.noise(q, key_noise, self.num_draws)

@@ -28,7 +28,7 @@ class SmoothedWeights:
     @property
     def effective_draws(self) -> float:
         """Independent draws of the posterior that are worth as much: 1 / sum of squared weights."""
-        return float(np.exp(-logsumexp(2 * self.log_weights)))
+        return float(np.exp(-np.asarray(logsumexp(2 * self.log_weights))))
 
 
 def smooth_weights(log_ratios) -> SmoothedWeights:

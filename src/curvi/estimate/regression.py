@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from curvi.curvature import BlockDiagonal, BlockLowRank, DenseMatrix
 from curvi.curvature.blocks import split
 from curvi.estimate.draws import Independent
-from curvi.estimate.local import Counts, LocalModel
+from curvi.estimate.local import Counts, Estimated, LocalModel
 from curvi.estimate.noise import GroupNoise, num_groups
 from curvi.estimate.pairs import PairFit, PairLayout, fit_pairs
 from curvi.estimate.score import check_num_draws, draw_sample
@@ -43,7 +43,7 @@ class SecondOrderRegression(eqx.Module):
     def __check_init__(self):
         check_num_draws(self.num_draws, 4, "num_draws")
 
-    def __call__(self, target: AbstractTarget, q: Family, key) -> LocalModel:
+    def __call__(self, target: AbstractTarget, q: Family, key) -> Estimated:
         if self.num_draws < q.num_params + 2:
             raise ValueError(
                 f"least squares on {q.num_params} scores needs more than {q.num_params + 1} draws; "
@@ -76,7 +76,8 @@ class SecondOrderRegression(eqx.Module):
             return None
         parts = [slice(0, half), slice(half, 2 * half)]
         fits = [fit_pairs(white[p], ratios[p], ones[p], layout, jnp) for p in parts]
-        return tuple(_curvature(fit, fisher, factor, scores[p]) for fit, p in zip(fits, parts))
+        first, second = (_curvature(fit, fisher, factor, scores[p]) for fit, p in zip(fits, parts))
+        return first, second
 
 
 def _curvature(found: PairFit, fisher: BlockDiagonal, factor, scores):

@@ -10,6 +10,8 @@ Both are exact. The anchored form subtracts a leave-one-out baseline; its noise 
 (r is then constant), and additive constants in ln p do not matter, while they swamp the paper's form.
 """
 
+from typing import Generic
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -17,10 +19,10 @@ import jax.numpy as jnp
 from curvi.curvature import BlockDiagonal, BlockLowRank, Sampled
 from curvi.estimate.control_variates import ControlVariate
 from curvi.estimate.draws import Draws, Independent
-from curvi.estimate.local import Counts, LocalModel
+from curvi.estimate.local import Counts, Estimated, LocalModel
 from curvi.estimate.noise import GroupNoise, num_groups, variance_of_mean
 from curvi.family import Family
-from curvi.family.base import Draw
+from curvi.family.base import DrawT
 from curvi.model.over_draws import over_draws
 from curvi.model.target import AbstractTarget
 from curvi.record.plain import register
@@ -28,10 +30,10 @@ from curvi.record.plain import register
 _BATCHES = 8  # minibatches per estimate: enough to see batch noise in a standard error
 
 
-class Sample(eqx.Module):
+class Sample(eqx.Module, Generic[DrawT]):
     """Draws with the log density of the model (with Jacobians) and of q at each."""
 
-    x: Draw
+    x: DrawT  # one row a draw
     log_p: jax.Array
     log_q: jax.Array
     unit: int = eqx.field(static=True)  # consecutive draws that depend on one another
@@ -76,7 +78,7 @@ def left_out_weights(r, unit: int, num_parts: int):
     return ((parts - baseline) / r.size).reshape(-1)
 
 
-def weighted_hessian(q: Family, x: Draw, weights) -> BlockDiagonal:
+def weighted_hessian(q: Family[DrawT], x: DrawT, weights) -> BlockDiagonal:
     """sum_i w_i D_i, block diagonal."""
     blocks = jax.vmap(q.hessian)(x).blocks
     return BlockDiagonal(tuple(jnp.tensordot(weights, b, axes=1) for b in blocks))
@@ -112,7 +114,7 @@ class PaperScore(eqx.Module):
         if self.num_gradient_draws is not None:
             check_num_draws(self.num_gradient_draws, 1, "num_gradient_draws")
 
-    def __call__(self, target: AbstractTarget, q: Family, key) -> LocalModel:
+    def __call__(self, target: AbstractTarget, q: Family, key) -> Estimated:
         sample, gradient_sample, counts = _two_samples(self, target, q, key)
         scores = jax.vmap(q.score)(sample.x)
         weights = sample.log_p / sample.size
@@ -151,7 +153,7 @@ class AnchoredScore(eqx.Module):
         if self.num_gradient_draws is not None:
             check_num_draws(self.num_gradient_draws, 2, "num_gradient_draws")
 
-    def __call__(self, target: AbstractTarget, q: Family, key) -> LocalModel:
+    def __call__(self, target: AbstractTarget, q: Family, key) -> Estimated:
         sample, gradient_sample, counts = _two_samples(self, target, q, key)
         fisher = q.fisher()
         scores = jax.vmap(q.score)(sample.x)

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from curvi.curvature import BlockDiagonal, BlockLowRank
 from curvi.estimate.draws import Antithetic, Draws
-from curvi.estimate.local import Counts, LocalModel
+from curvi.estimate.local import Counts, Estimated, LocalModel
 from curvi.estimate.noise import GroupNoise, num_groups, variance_of_mean
 from curvi.estimate.score import check_num_draws
 from curvi.family import Family
@@ -47,7 +47,7 @@ class Stein(eqx.Module):
     def __check_init__(self):
         check_num_draws(self.num_draws, 2, "num_draws")
 
-    def __call__(self, target: AbstractTarget, q: Family, key) -> LocalModel:
+    def __call__(self, target: AbstractTarget, q: Family, key) -> Estimated:
         self.draws.check(q, self.num_draws)
         key_noise, key_batch = jax.random.split(key)
         unit = self.draws.unit(q, self.num_draws)

@@ -17,24 +17,25 @@ import dataclasses
 import itertools
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import ndtr
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from curvi.curvature import BlockDiagonal
 from curvi.family.path import DirectPath, Path
 from curvi.model.latents import Latent
 from curvi.model.target import AbstractTarget, LogDensity
+from curvi.solve.loops import Array as AnyArray
 
-Draw = Any  # a pytree of arrays, one entry a group of coordinates
+DrawT = TypeVar("DrawT")  # a pytree of arrays, such as one entry a group of coordinates
 
 
-class Family(eqx.Module):
+class Family(eqx.Module, Generic[DrawT]):
     """A variational distribution over the latents of a target."""
 
     params: eqx.AbstractVar[Float[Array, " P"]]
@@ -52,15 +53,15 @@ class Family(eqx.Module):
         """Standard normal (or uniform) numbers that one draw is made of."""
 
     @abstractmethod
-    def from_uniform(self, u: Float[Array, " n"]) -> Draw:
+    def from_uniform(self, u: Float[Array, " n"]) -> DrawT:
         """The draw that these uniform numbers give."""
 
     @abstractmethod
-    def to_model(self, x: Draw) -> tuple[dict[str, Array], Float[Array, ""]]:
+    def to_model(self, x: DrawT) -> tuple[dict[str, Array], Float[Array, ""]]:
         """The dict of latents on the model's supports, and the log Jacobian of the way there."""
 
     @abstractmethod
-    def log_prob(self, x: Draw) -> Float[Array, ""]:
+    def log_prob(self, x: DrawT) -> Float[Array, ""]:
         """ln q in working coordinates."""
 
     @abstractmethod
@@ -91,7 +92,7 @@ class Family(eqx.Module):
     def num_params(self) -> int:
         return self.params.shape[0]
 
-    def replace(self, params: Float[Array, " P"]) -> Self:
+    def replace(self, params: Float[AnyArray, " P"]) -> Self:
         """The distribution of this family with other parameters."""
         return eqx.tree_at(lambda q: q.params, self, params)
 
@@ -106,15 +107,15 @@ class Family(eqx.Module):
         """Whether `from_normal` is a twice differentiable function of the parameters."""
         return False
 
-    def from_normal(self, noise: Float[Array, " n"]) -> Draw:
+    def from_normal(self, noise: Float[Array, " n"]) -> DrawT:
         """The draw that this standard normal noise gives."""
         return self.from_uniform(ndtr(noise))
 
-    def sample(self, key) -> Draw:
+    def sample(self, key: PRNGKeyArray) -> DrawT:
         """One independent draw."""
         return self.from_normal(jax.random.normal(key, (self.noise_size,), self.params.dtype))
 
-    def log_joint(self, density: LogDensity, x: Draw) -> Float[Array, ""]:
+    def log_joint(self, density: LogDensity, x: DrawT) -> Float[Array, ""]:
         """ln p(T(x)) + ln |dT/dx|, T the way from working coordinates to the model's latents."""
         theta, log_det = self.to_model(x)
         return density(theta) + log_det
@@ -126,11 +127,11 @@ class Family(eqx.Module):
 
     # -- derivatives --------------------------------------------------------------------------------------------------
 
-    def score(self, x: Draw) -> Float[Array, " P"]:
+    def score(self, x: DrawT) -> Float[Array, " P"]:
         """s = grad_Gamma ln q(x)."""
         return jax.grad(lambda params: self.replace(params).log_prob(x))(self.params)
 
-    def hessian(self, x: Draw) -> BlockDiagonal:
+    def hessian(self, x: DrawT) -> BlockDiagonal:
         """D = hess_Gamma ln q(x), with the blocks of `fisher`; by default one block for all."""
         return BlockDiagonal((jax.hessian(lambda params: self.replace(params).log_prob(x))(self.params)[None],))
 
@@ -144,7 +145,7 @@ class Family(eqx.Module):
     def has_stein_blocks(self) -> bool:
         return False
 
-    def stein_blocks(self, noise: Float[Array, " n"], slope: Draw) -> BlockDiagonal:
+    def stein_blocks(self, noise: Float[Array, " n"], slope: DrawT) -> BlockDiagonal:
         """How J' slope changes with the parameters while the draw x stays, J = dx/dGamma (`curvi.estimate.stein`)."""
         raise NotImplementedError(f"{type(self).__name__} has no closed form of the change of its draws at a fixed x")
 
@@ -165,15 +166,15 @@ class Family(eqx.Module):
         """Parameters whose gradient is that of the score: for discrete latents, how many values may be rare."""
         return int(np.sum(~self.pathwise_params))
 
-    def follow(self, drawn: Self, noise: Float[Array, " n"]) -> Draw:
+    def follow(self, drawn: "Family[DrawT]", noise: Float[Array, " n"]) -> DrawT:
         """The draw of this noise; in the part that does not follow the parameters, the draw of `drawn`."""
         return self.from_normal(noise) if self.reparameterised else jax.lax.stop_gradient(drawn.from_normal(noise))
 
-    def weighed_log_prob(self, x: Draw) -> Float[Array, ""]:
+    def weighed_log_prob(self, x: DrawT) -> Float[Array, ""]:
         """ln q of the part that does not follow the parameters."""
         return jnp.zeros((), self.params.dtype) if self.reparameterised else self.log_prob(x)
 
-    def exact_part(self, before: Self) -> Float[Array, ""]:
+    def exact_part(self, before: "Family[DrawT]") -> Float[Array, ""]:
         """Of the ELBO: what needs no draws, H of the part that follows, less KL(q || before) of the rest."""
         if not self.reparameterised:
             raise NotImplementedError(f"{type(self).__name__} has no closed form of its Kullback-Leibler divergences")
@@ -214,7 +215,7 @@ class Family(eqx.Module):
         """Draws of the flattened q among which each value of each discrete factor shows about once; 0 without any."""
         return 0
 
-    def every_value(self, x: Draw) -> tuple[Draw, np.ndarray] | None:
+    def every_value(self, x: DrawT) -> tuple[DrawT, np.ndarray] | None:
         """Rows like the draw x, one with each value of each discrete factor, and that factor's index; None without
         any.
         """
@@ -264,7 +265,7 @@ class Family(eqx.Module):
         return -np.inf
 
 
-def _rebound(value, latents: Mapping[str, Latent]):
+def _rebound(value: Any, latents: Mapping[str, Latent]) -> Any:
     """A copy of a tree of dataclasses and tuples with its latents replaced by name."""
     if isinstance(value, Latent):
         return latents.get(value.name, value)

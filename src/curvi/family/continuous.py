@@ -4,6 +4,7 @@ Positive quantities are parameterised by their logarithms. Fisher information un
 """
 
 import dataclasses
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -30,35 +31,8 @@ def _trigamma(x):
     return polygamma(1, x)
 
 
-def location_scale_start(value):
+def location_scale_start(value: np.ndarray) -> np.ndarray:
     return np.stack([value, np.full_like(value, _START_LOG_SCALE)], -1)
-
-
-def _normal_score(params, z):
-    e = (z - params[..., 0]) * jnp.exp(-params[..., 1])
-    return jnp.stack([e * jnp.exp(-params[..., 1]), e * e - 1], -1)
-
-
-def _normal_hessian(params, z):
-    inverse = jnp.exp(-params[..., 1])
-    e = (z - params[..., 0]) * inverse
-    cross = -2 * e * inverse
-    return block_rows((jnp.broadcast_to(-(inverse**2), cross.shape), cross), (cross, -2 * e * e))
-
-
-def _normal_fisher(params):
-    zero = jnp.zeros_like(params[..., 0])
-    return block_rows((jnp.exp(-2 * params[..., 1]), zero), (zero, zero + 2))
-
-
-def _normal_natural(params):
-    precision = jnp.exp(-2 * params[..., 1])
-    return jnp.stack([params[..., 0] * precision, -precision / 2], -1)
-
-
-def _normal_from_natural(natural):
-    precision = -2 * natural[..., 1]
-    return jnp.stack([natural[..., 0] / precision, -jnp.log(precision) / 2], -1)
 
 
 @register
@@ -66,9 +40,12 @@ def _normal_from_natural(natural):
 class Normal(Factor):
     """Normal(mu, sigma), gamma = (mu, log sigma). A constrained latent has it pushed through numpyro's `biject_to`."""
 
-    num_params = 2
-    real_line = True
-    reparameterised = True
+    real_line: ClassVar[bool] = True
+    reparameterised: ClassVar[bool] = True
+
+    @property
+    def num_params(self):
+        return 2
 
     def resolve(self, support, shape):
         return self if not supports.is_discrete(support) else None
@@ -79,12 +56,30 @@ class Normal(Factor):
     def entropy(self, params):
         return params[..., 1] + 0.5 * _LOG_2PI_E
 
-    fisher = staticmethod(_normal_fisher)
-    score = staticmethod(_normal_score)
-    hessian = staticmethod(_normal_hessian)
-    natural = staticmethod(_normal_natural)
-    from_natural = staticmethod(_normal_from_natural)
-    start = staticmethod(location_scale_start)
+    def fisher(self, params):
+        zero = jnp.zeros_like(params[..., 0])
+        return block_rows((jnp.exp(-2 * params[..., 1]), zero), (zero, zero + 2))
+
+    def score(self, params, x):
+        e = (x - params[..., 0]) * jnp.exp(-params[..., 1])
+        return jnp.stack([e * jnp.exp(-params[..., 1]), e * e - 1], -1)
+
+    def hessian(self, params, x):
+        inverse = jnp.exp(-params[..., 1])
+        e = (x - params[..., 0]) * inverse
+        cross = -2 * e * inverse
+        return block_rows((jnp.broadcast_to(-(inverse**2), cross.shape), cross), (cross, -2 * e * e))
+
+    def natural(self, params):
+        precision = jnp.exp(-2 * params[..., 1])
+        return jnp.stack([params[..., 0] * precision, -precision / 2], -1)
+
+    def from_natural(self, natural):
+        precision = -2 * natural[..., 1]
+        return jnp.stack([natural[..., 0] / precision, -jnp.log(precision) / 2], -1)
+
+    def start(self, value):
+        return location_scale_start(value)
 
     def from_normal(self, params, noise):
         return params[..., 0] + jnp.exp(params[..., 1]) * noise
@@ -98,8 +93,11 @@ class Normal(Factor):
 class LogNormal(Factor):
     """exp of a Normal(mu, sigma), on a positive latent itself; gamma = (mu, log sigma)."""
 
-    num_params = 2
-    reparameterised = True
+    reparameterised: ClassVar[bool] = True
+
+    @property
+    def num_params(self):
+        return 2
 
     def resolve(self, support, shape):
         return self if supports.is_positive(support) else None
@@ -110,18 +108,25 @@ class LogNormal(Factor):
     def entropy(self, params):
         return params[..., 0] + params[..., 1] + 0.5 * _LOG_2PI_E
 
-    def kl(self, params, other):
-        return Normal().kl(params, other)  # the same of any function of both
+    # That of its logarithm, a Normal: parameters mean the same of both.
 
-    fisher = staticmethod(_normal_fisher)
-    natural = staticmethod(_normal_natural)
-    from_natural = staticmethod(_normal_from_natural)
+    def kl(self, params, other):
+        return Normal().kl(params, other)
+
+    def fisher(self, params):
+        return Normal().fisher(params)
+
+    def natural(self, params):
+        return Normal().natural(params)
+
+    def from_natural(self, natural):
+        return Normal().from_natural(natural)
 
     def score(self, params, x):
-        return _normal_score(params, jnp.log(x))
+        return Normal().score(params, jnp.log(x))
 
     def hessian(self, params, x):
-        return _normal_hessian(params, jnp.log(x))
+        return Normal().hessian(params, jnp.log(x))
 
     def start(self, value):
         return location_scale_start(np.log(value))
@@ -138,7 +143,9 @@ class LogNormal(Factor):
 class Gamma(Factor):
     """Gamma(shape a, rate b), gamma = (log a, log b), on a positive latent."""
 
-    num_params = 2
+    @property
+    def num_params(self):
+        return 2
 
     def resolve(self, support, shape):
         return self if supports.is_positive(support) else None
@@ -173,7 +180,9 @@ class Gamma(Factor):
 class Beta(Factor):
     """Beta(a, b), gamma = (log a, log b), on the unit interval."""
 
-    num_params = 2
+    @property
+    def num_params(self):
+        return 2
 
     def resolve(self, support, shape):
         return self if supports.is_unit_interval(support) else None

@@ -29,7 +29,9 @@ def _least_log_probability(dtype) -> float:
 class Bernoulli(Factor):
     """Bernoulli with gamma = logit, on a boolean latent."""
 
-    num_params = 1
+    @property
+    def num_params(self):
+        return 1
 
     def resolve(self, support, shape):
         return self if supports.is_boolean(support) else None
@@ -189,7 +191,9 @@ class Poisson(Factor):
     switch is below 1e-8.
     """
 
-    num_params = 1
+    @property
+    def num_params(self):
+        return 1
 
     def resolve(self, support, shape):
         return self if supports.is_count(support) else None

@@ -9,11 +9,12 @@ take parameters of shape (n, k) and one draw of shape (n, *event_shape): n equal
 
 import dataclasses
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PRNGKeyArray
 from numpyro.distributions import Distribution, kl_divergence
 
 from curvi.model.support import describe
@@ -40,19 +41,12 @@ class Factor(ABC):
         """How many uniform numbers `from_uniform` turns into one draw."""
         return 1
 
-    @property
-    def real_line(self) -> bool:
-        """Whether the factor lives on the real line, and so may be pushed through a bijection to a constrained
-        latent.
-        """
-        return False
-
-    @property
-    def reparameterised(self) -> bool:
-        """Whether a draw is a twice differentiable function of the parameters and of standard normal noise
-        (`from_normal`).
-        """
-        return False
+    # Whether the factor lives on the real line, and so may be pushed through a bijection to a constrained latent.
+    real_line: ClassVar[bool] = False
+    # Whether a draw is a twice differentiable function of the parameters and of standard normal noise (`from_normal`).
+    reparameterised: ClassVar[bool] = False
+    # Whether `kl` has a closed form.
+    has_kl: ClassVar[bool] = True
 
     @abstractmethod
     def resolve(self, support, shape: tuple[int, ...]) -> "Factor | None":
@@ -72,11 +66,6 @@ class Factor(ABC):
     def fisher(self, params: Float[Array, "n k"]) -> Float[Array, "n k k"]:
         """Fisher information of each factor in its unconstrained parameters, F = E[s s'] = -E[D]."""
 
-    @property
-    def has_kl(self) -> bool:
-        """Whether `kl` has a closed form."""
-        return True
-
     def kl(self, params: Float[Array, "n k"], other: Float[Array, "n k"]) -> Float[Array, " n"]:
         """KL(q || q_other) of each factor."""
         return kl_divergence(self.distribution(params), self.distribution(other))
@@ -90,7 +79,7 @@ class Factor(ABC):
         return params
 
     @abstractmethod
-    def start(self, value: Float[Array, "n ..."]) -> Float[Array, "n k"]:
+    def start(self, value: Float[np.ndarray, "n ..."]) -> Float[np.ndarray, "n k"]:
         """Parameters of a moderately concentrated factor near `value`; numpy arrays, on the host."""
 
     @abstractmethod
@@ -111,14 +100,14 @@ class Factor(ABC):
         mixed = jax.jacfwd(jax.grad(path), 1)(params, e)
         return jax.hessian(path)(params, e) - jnp.outer(mixed, by_params) / by_noise
 
-    def sample(self, key, params):
+    def sample(self, key: PRNGKeyArray, params: Float[Array, "n k"]) -> Array:
         """One independent draw of each factor."""
-        draw = self.distribution(params).sample(key)
+        draw = jnp.asarray(self.distribution(params).sample(key))
         # numpyro draws in JAX's default floating-point type, whatever that of the parameters.
         return draw.astype(params.dtype) if jnp.issubdtype(draw.dtype, jnp.floating) else draw
 
     def log_prob(self, params, x) -> Float[Array, " n"]:
-        return self.distribution(params).log_prob(x)
+        return jnp.asarray(self.distribution(params).log_prob(x))
 
     def score(self, params, x) -> Float[Array, "n k"]:
         """s = d ln q / d gamma. The factors are independent, so one reverse pass over their sum serves all."""

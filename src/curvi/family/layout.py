@@ -15,6 +15,7 @@ from curvi.model import support as supports
 from curvi.model.latents import Latent
 from curvi.model.target import AbstractTarget
 from curvi.record.plain import register
+from curvi.solve.loops import Array as AnyArray
 
 
 @register
@@ -93,7 +94,7 @@ class Layout:
                 counts[group] += slot.count
         return Layout(tuple(grouped), tuple(counts), tuple(slots))
 
-    def to_model(self, x: tuple[Array, ...], dtype) -> tuple[dict[str, Array], Float[Array, ""]]:
+    def to_model(self, x: tuple[AnyArray, ...], dtype) -> tuple[dict[str, Array], Float[Array, ""]]:
         """The dict of latents on the model's supports, and the log Jacobian of the bijections."""
         theta, log_det = {}, jnp.zeros((), dtype)
         for slot in self.slots:

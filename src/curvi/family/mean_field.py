@@ -24,13 +24,14 @@ from curvi.family.path import DirectPath, NormalPath, Path
 from curvi.model.latents import Latent
 from curvi.model.target import AbstractTarget
 from curvi.record.plain import register
+from curvi.solve.loops import Array as AnyArray
 
-Draw = tuple[Array, ...]
+Draw = tuple[AnyArray, ...]
 _RARE_DRAWS = 0.25  # of all draws: what the rarest values of all discrete factors together may cost
 
 
 @register
-class MeanField(Family):
+class MeanField(Family[Draw]):
     """A factorised variational distribution over the latents of a target.
 
     Parameters
@@ -78,7 +79,7 @@ class MeanField(Family):
     def split(self, v: Float[Array, " P"]) -> list[Float[Array, "n k"]]:
         """A vector like the parameters, cut into one array a group."""
         shapes = [jax.ShapeDtypeStruct((n, f.num_params, f.num_params), v.dtype) for f, n in self.layout.groups]
-        return split(v, tuple(shapes))  # type: ignore[arg-type]
+        return split(v, tuple(shapes))
 
     def group_params(self) -> list[Float[Array, "n k"]]:
         """The parameters of each group of equal factors."""
@@ -185,9 +186,9 @@ class MeanField(Family):
     def pathwise_params(self) -> np.ndarray:
         return self.layout.by_param(lambda factor: factor.reparameterised)
 
-    def follow(self, drawn: "MeanField", noise) -> Draw:
+    def follow(self, drawn: Family[Draw], noise) -> Draw:
         out = []
-        for (factor, params), other, part in zip(self._with_params(), drawn.group_params(), self._cut(noise)):
+        for (factor, params), other, part in zip(self._with_params(), self.split(drawn.params), self._cut(noise)):
             if factor.reparameterised:
                 out.append(factor.from_normal(params, part[:, 0]))
             else:
@@ -197,8 +198,8 @@ class MeanField(Family):
     def weighed_log_prob(self, x: Draw) -> Float[Array, ""]:
         return self._sum(f.log_prob(p, v) for (f, p), v in zip(self._with_params(), x) if not f.reparameterised)
 
-    def exact_part(self, before: "MeanField") -> Float[Array, ""]:
-        groups = zip(self._with_params(), before.group_params())
+    def exact_part(self, before: Family[Draw]) -> Float[Array, ""]:
+        groups = zip(self._with_params(), self.split(before.params))
         return self._sum(f.entropy(p) if f.reparameterised else -f.kl(p, b) for (f, p), b in groups)
 
     def with_min_probability(self) -> "MeanField":

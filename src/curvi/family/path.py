@@ -11,12 +11,31 @@ normal factors.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float
+
+if TYPE_CHECKING:
+    from curvi.family.base import DrawT, Family
+
+Result = TypeVar("Result")
 
 _ENTROPY = 0.5 * (1 + np.log(2 * np.pi))  # of a standard normal
+
+
+class LogJoint(Protocol):
+    """ln p at a draw of q, Jacobians included."""
+
+    def __call__(self, q: "Family[DrawT]", x: "DrawT", /) -> Float[Array, ""]: ...
+
+
+class Each(Protocol):
+    """Makes of a function of the noise of one draw one of the noise of many, such as `jax.vmap`."""
+
+    def __call__(self, function: Callable[[Array], Result], /) -> Callable[[Array], Result]: ...
 
 
 class Path(ABC):
@@ -25,21 +44,29 @@ class Path(ABC):
     # -- in programs, on one chunk of noise ---------------------------------------------------------------------------
 
     @abstractmethod
-    def gradients(self, q, log_joint: Callable, c, noise, each: Callable):
+    def gradients(
+        self, q: "Family", log_joint: LogJoint, c: Float[Array, " C"], noise: Float[Array, "S n"], each: Each
+    ) -> tuple[Float[Array, " S"], Float[Array, " C"], Float[Array, "S n"] | None]:
         """ln p of each draw, its gradient in c averaged over the draws, and the gradient in x of each draw (None where
         c is not a location and a scale).
         """
 
     @abstractmethod
-    def products(self, q, log_joint: Callable, c, along, noise, each: Callable):
+    def products(
+        self,
+        q: "Family",
+        log_joint: LogJoint,
+        c: Float[Array, " C"],
+        along: Float[Array, " C"],
+        noise: Float[Array, "S n"],
+        each: Each,
+    ) -> tuple[Float[Array, " C"], Float[Array, "S n"] | None]:
         """The derivatives of the last two along a direction of c."""
 
     # -- on the host --------------------------------------------------------------------------------------------------
 
-    @property
-    def known_to_host(self) -> bool:
-        """Whether the host has entropy and Fisher information in closed form; else programs compute them."""
-        return False
+    # Whether the host has entropy and Fisher information in closed form; else programs compute them.
+    known_to_host: ClassVar[bool] = False
 
     def coordinates(self, params: np.ndarray) -> np.ndarray:
         """c(Gamma)."""
@@ -53,7 +80,9 @@ class Path(ABC):
         """A gradient in Gamma from one in c; any leading axes."""
         return by_coordinates
 
-    def product(self, params, direction, gradient: np.ndarray, by_coordinates: np.ndarray) -> np.ndarray:
+    def product(
+        self, params: np.ndarray, direction: np.ndarray, gradient: np.ndarray, by_coordinates: np.ndarray
+    ) -> np.ndarray:
         """The derivative of `gradient` along `direction`, given that of the gradient in c."""
         return by_coordinates
 
@@ -79,7 +108,7 @@ class DirectPath(Path):
         return found.mean(0), None
 
 
-def _value(q, log_joint, e):
+def _value(q: "Family", log_joint: LogJoint, e: Array) -> Callable[[Array], Array]:
     """ln p at the draw of this noise, as a function of the parameters."""
 
     def value(params):
@@ -92,7 +121,7 @@ def _value(q, log_joint, e):
 class NormalPath(Path):
     """A product of n normal factors with parameters (mean, ln scale) one after the other: x = mean + scale * e."""
 
-    known_to_host = True
+    known_to_host: ClassVar[bool] = True
 
     def __init__(self, num_factors: int):
         self.size = num_factors
@@ -146,7 +175,7 @@ class NormalPath(Path):
         """The entries that belong to ln scales, to be changed in place."""
         return v[..., 1::2]
 
-    def at_mean(self, params: np.ndarray, spread=0.0) -> np.ndarray:
+    def at_mean(self, params: np.ndarray, spread: float | np.ndarray = 0.0) -> np.ndarray:
         """Coordinates of draws at the mean, or `spread` times their noise away from it."""
         return np.concatenate([params[0::2], np.broadcast_to(spread, self.size)])
 

@@ -1,6 +1,7 @@
 """The Student-t factor."""
 
 import dataclasses
+from typing import ClassVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -23,9 +24,12 @@ class StudentT(Factor):
     of scores with log densities that grow like squares, then has a variance.
     """
 
-    num_params = 3
-    real_line = True
-    has_kl = False
+    real_line: ClassVar[bool] = True
+    has_kl: ClassVar[bool] = False
+
+    @property
+    def num_params(self):
+        return 3
 
     def resolve(self, support, shape):
         return self if not supports.is_discrete(support) else None

@@ -1,12 +1,12 @@
 """Algorithm 0 of the paper: the straightforward second-order method, a dense Hessian and a dense solve."""
 
-from typing import Any
-
 from curvi.estimate import AnchoredScore, PaperScore
+from curvi.estimate.local import Estimator
 from curvi.methods.second_order import Safeguard, literal_step, newton_descent, safe_step, start_state
 from curvi.methods.stepwise import StepMethod
 from curvi.record.plain import register
 from curvi.solve import Dense
+from curvi.solve.solution import Solver
 
 
 @register
@@ -27,8 +27,8 @@ class Algorithm0(StepMethod):
         The paper's epsilon, of the literal step only (1 in Algorithm 0).
     """
 
-    estimator: Any = AnchoredScore(512)
-    solver: Any = Dense(definite=True)
+    estimator: Estimator = AnchoredScore(512)
+    solver: Solver = Dense(definite=True)
     safeguard: Safeguard | None = Safeguard()
     step_length: float = 1.0
 

@@ -8,10 +8,11 @@ the business of `curvi.run`; so every method is resumed, saved and interrupted a
 import dataclasses
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 import equinox as eqx
 import jax
+from jaxtyping import PRNGKeyArray
 
 from curvi.certify.decrement import certify
 from curvi.certify.gain import Gain
@@ -20,7 +21,9 @@ from curvi.family import Family
 from curvi.model.target import AbstractTarget
 from curvi.outcome import Outcome
 from curvi.record.counts import CallCounts
-from curvi.record.history import mean_and_error
+from curvi.record.history import Row, mean_and_error
+
+Kept = TypeVar("Kept")
 
 
 class Needs(NamedTuple):
@@ -61,6 +64,9 @@ class State(Protocol):
     def q(self) -> Family: ...
 
 
+StateT = TypeVar("StateT", bound=State)
+
+
 class Problem:
     """A target and the q to start from.
 
@@ -70,9 +76,10 @@ class Problem:
 
     def __init__(self, target: AbstractTarget, q: Family, num_starts: int = 1):
         self.target, self.q, self.num_starts = target, q, num_starts
-        self._kept: dict[str, tuple[tuple, Any]] = {}
+        # Each name with a type of its own.
+        self._kept: dict[str, tuple[tuple[object, ...], Any]] = {}
 
-    def once(self, name: str, build: Callable[[], Any], *of: object) -> Any:
+    def once(self, name: str, build: Callable[[], Kept], *of: object) -> Kept:
         """What `build` makes, kept for as long as it is asked for with the same objects `of`: the very same arrays, or
         equal tuples of numbers.
         """
@@ -101,34 +108,34 @@ class News:
         How the fit ended, if there is nothing more to be done.
     """
 
-    rows: list[dict] = dataclasses.field(default_factory=list)
+    rows: list[Row] = dataclasses.field(default_factory=list)
     counts: CallCounts = dataclasses.field(default_factory=CallCounts)
     gain: Gain | None = None
     outcome: Outcome | None = None
 
 
-class Method(eqx.Module):
-    """A way to climb the ELBO."""
+class Method(eqx.Module, Generic[StateT]):
+    """A way to climb the ELBO, with states of one type."""
 
     needs: ClassVar[Needs] = Needs()
     default_num_steps: ClassVar[int] = 500
     several_starts: ClassVar[bool] = False
 
     @abstractmethod
-    def init(self, problem: Problem, key) -> State:
+    def init(self, problem: Problem, key: PRNGKeyArray) -> StateT:
         """The state before the first step; no call of the model."""
 
     @abstractmethod
-    def advance(self, problem: Problem, state: Any, key, budget: Budget) -> tuple[State, News]:
+    def advance(self, problem: Problem, state: StateT, key: PRNGKeyArray, budget: Budget) -> tuple[StateT, News]:
         """The state after some steps, at most `budget.num_steps`, and what happened; never the same state without
         news that the fit has ended.
         """
 
-    def certify(self, problem: Problem, state: Any, key, tolerance: float) -> Gain:
+    def certify(self, problem: Problem, state: StateT, key: PRNGKeyArray, tolerance: float) -> Gain:
         """What is left to gain at the q of a state, on fresh draws; the state stays."""
         return certify(problem.target, state.q, jax.random.fold_in(key, _FOR_CERTIFYING))
 
-    def elbo(self, problem: Problem, state: Any, key) -> tuple[float, float, CallCounts]:
+    def elbo(self, problem: Problem, state: StateT, key: PRNGKeyArray) -> tuple[float, float, CallCounts]:
         """The ELBO of a state on fresh draws and all data, its standard error, and the calls spent."""
         values = log_ratios(problem.target, state.q, jax.random.fold_in(key, _FOR_ELBO), FINAL_DRAWS)
         return *mean_and_error(values), CallCounts(log_density=FINAL_DRAWS)

@@ -11,6 +11,7 @@ import optax
 
 from curvi.descent.newton import natural
 from curvi.estimate import AnchoredScore
+from curvi.estimate.local import Estimator
 from curvi.family import Family
 from curvi.methods.stepwise import Record, StepMethod, as_counts
 from curvi.record.plain import register
@@ -79,7 +80,7 @@ class BBVI(StepMethod):
     """
 
     optimiser: Any = eqx.field(static=True)
-    estimator: Any = AnchoredScore(32)
+    estimator: Estimator = AnchoredScore(32)
     natural: bool = eqx.field(static=True, default=False)
     default_num_steps: ClassVar[int] = 10_000
 
@@ -95,12 +96,13 @@ class BBVI(StepMethod):
         local = self.estimator(target, state.q, key)
         gradient = local.fisher.solve(local.grad) if self.natural else local.grad
         updates, optimiser = self.optimiser.update(-gradient, state.optimiser, state.q.params)
-        params = optax.apply_updates(state.q.params, updates)
+        params = jnp.asarray(optax.apply_updates(state.q.params, updates))
         finite = local.finite() & jnp.all(jnp.isfinite(params))
         moved = FirstOrderState(state.q.replace(params), optimiser)
         state = jax.tree.map(lambda a, b: jnp.where(finite, a, b), moved, state)
         size, size_se = local.decrement(natural(local.fisher.factorise()))
-        unknown = jnp.full((), jnp.nan, local.value.dtype)
+        dtype = jnp.result_type(local.value)
+        unknown = jnp.full((), jnp.nan, dtype)
         record = Record(
             elbo=local.value,
             elbo_se=local.value_se,
@@ -112,7 +114,7 @@ class BBVI(StepMethod):
             num_draws=jnp.asarray(local.draw_values.size, jnp.int32),
             radius=unknown,
             accepted=finite,
-            shrinkage=jnp.zeros((), local.value.dtype),
+            shrinkage=jnp.zeros((), dtype),
             counts=as_counts(local.counts),
         )
         return state, record

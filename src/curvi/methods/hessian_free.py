@@ -1,6 +1,6 @@
 """Hessian-free Newton on the reparameterised objective (Fan, Wang, Beck, Kwok and Heller 2015)."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import equinox as eqx
 import jax
@@ -18,6 +18,7 @@ from curvi.methods.second_order import count_noisy, noisy_length
 from curvi.methods.stepwise import Record, StepMethod, as_counts
 from curvi.record.plain import register
 from curvi.solve import CG
+from curvi.solve.solution import Solver
 
 
 @register
@@ -45,8 +46,8 @@ class HessianFree(StepMethod):
         away.
     """
 
-    estimator: Any = Pathwise(64)
-    solver: Any = CG(tolerance=0.05, max_steps=30)
+    estimator: Pathwise = Pathwise(64)
+    solver: Solver = CG(tolerance=0.05, max_steps=30)
     radius: RadiusControl = RadiusControl()
     damping: float = 1e-6
     needs: ClassVar[Needs] = Needs(order=2, path=True)

@@ -67,16 +67,17 @@ class LBFGS(StepMethod):
             q = state.q.replace(params)
             return -each(lambda e: path_log_density(density, q, e))(state.noise).mean() - q.entropy()
 
-        value, gradient = optax.value_and_grad_from_state(neg_elbo)(state.q.params, state=state.optimiser)
+        found = optax.value_and_grad_from_state(neg_elbo)(state.q.params, state=state.optimiser)
+        value, gradient = (jnp.asarray(part) for part in found)
         updates, inner = optimiser.update(
             gradient, state.optimiser, state.q.params, value=value, grad=gradient, value_fn=neg_elbo
         )
-        params = optax.apply_updates(state.q.params, updates)
+        params = jnp.asarray(optax.apply_updates(state.q.params, updates))
         finite = jnp.all(jnp.isfinite(params))
         q = state.q.replace(jnp.where(finite, params, state.q.params))
         fisher = state.q.fisher()
         gain = gradient @ fisher.solve(gradient) / 2
-        evaluations = inner[-1].info.num_linesearch_steps + 1
+        evaluations = optax.tree_utils.tree_get(inner, "num_linesearch_steps") + 1
         infinite, unknown = jnp.full((), jnp.inf, value.dtype), jnp.full((), jnp.nan, value.dtype)
         record = Record(
             elbo=-value,

@@ -1,9 +1,8 @@
 """Natural gradient: Newton's method with the Fisher information in place of the Hessian."""
 
-from typing import Any
-
 from curvi.descent import natural_gradient_step
 from curvi.estimate import AnchoredScore
+from curvi.estimate.local import Estimator
 from curvi.methods.second_order import Safeguard, safe_init, safe_step
 from curvi.methods.stepwise import StepMethod
 from curvi.record.plain import register
@@ -21,7 +20,7 @@ class NaturalGradient(StepMethod):
         How steps are kept safe.
     """
 
-    estimator: Any = AnchoredScore(256)
+    estimator: Estimator = AnchoredScore(256)
     safeguard: Safeguard = Safeguard()
 
     def start(self, target, q, key):

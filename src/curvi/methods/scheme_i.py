@@ -1,12 +1,12 @@
 """Scheme I of the paper: the Hessian as block diagonal plus rank S (equation 14), solved without ever forming it."""
 
-from typing import Any
-
 from curvi.estimate import AnchoredScore, PaperScore
+from curvi.estimate.local import Estimator
 from curvi.methods.second_order import Safeguard, literal_step, newton_descent, safe_step, start_state
 from curvi.methods.stepwise import StepMethod
 from curvi.record.plain import register
 from curvi.solve import CG
+from curvi.solve.solution import Solver
 
 
 @register
@@ -27,14 +27,18 @@ class SchemeI(StepMethod):
         The paper's epsilon, of the literal step only.
     """
 
-    solver: Any = CG(max_steps=50)
-    estimator: Any = AnchoredScore(256)
+    solver: Solver = CG(max_steps=50)
+    estimator: Estimator = AnchoredScore(256)
     safeguard: Safeguard | None = Safeguard()
     step_length: float = 1.0
 
     @classmethod
     def literal(
-        cls, num_draws: int, num_gradient_draws: int | None = None, step_length: float = 1.0, solver: Any = None
+        cls,
+        num_draws: int,
+        num_gradient_draws: int | None = None,
+        step_length: float = 1.0,
+        solver: Solver | None = None,
     ) -> "SchemeI":
         """The scheme as printed: S and T draws, weights ln p, step length epsilon, the raw Hessian."""
         return cls(solver or CG(), PaperScore(num_draws, num_gradient_draws), None, step_length)

@@ -1,7 +1,5 @@
 """Scheme II of the paper: the Newton direction by a stochastic series (LiSSA), O(P) a term."""
 
-from typing import Any
-
 import equinox as eqx
 
 from curvi.estimate import AnchoredScore, PaperScore
@@ -10,6 +8,7 @@ from curvi.methods.second_order import Safeguard, literal_step, newton_descent, 
 from curvi.methods.stepwise import StepMethod
 from curvi.record.plain import register
 from curvi.solve import LiSSA
+from curvi.solve.solution import Solver
 
 
 @register
@@ -30,8 +29,8 @@ class SchemeII(StepMethod):
         How steps are kept safe; None takes the paper's step (see `literal`).
     """
 
-    solver: Any = LiSSA(depth=20, check_every=5, num_norm_copies=2, tolerance=0.1)
-    estimator: Any = AnchoredScore(256)
+    solver: Solver = LiSSA(depth=20, check_every=5, num_norm_copies=2, tolerance=0.1)
+    estimator: PaperScore | AnchoredScore = AnchoredScore(256)
     draws_per_copy: int = eqx.field(static=True, default=32)
     safeguard: Safeguard | None = Safeguard()
 

@@ -10,17 +10,25 @@ step costs one estimate. Where the gain no longer stands out of its noise, steps
 for stiff directions (Polyak and Juditsky 1992), so that the iterate settles instead of wandering.
 """
 
+from collections.abc import Callable
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from curvi.control import RadiusControl
+from curvi.curvature import Operator
 from curvi.descent.newton import NewtonStep, newton_step
-from curvi.estimate.local import Counts, LocalModel
+from curvi.estimate.local import Counts, Estimated, Estimator
 from curvi.family import Family
 from curvi.methods.stepwise import Record, as_counts
+from curvi.model.target import AbstractTarget
 from curvi.record.plain import register
+from curvi.solve.solution import Solver
+
+# From a local model, the radius, the length of the step and a key.
+Descend = Callable[[Estimated, Array, Array, PRNGKeyArray], NewtonStep]
 
 
 @register
@@ -50,7 +58,7 @@ class SafeState(eqx.Module):
     """State of the safe loop: the accepted q, its local model, the radius, and for how long noise has ruled."""
 
     q: Family
-    local: LocalModel
+    local: Estimated
     radius: Float[Array, ""]
     noisy_steps: Int[Array, ""]
     ready: Array
@@ -63,7 +71,7 @@ class LiteralState(eqx.Module):
     q: Family
 
 
-def safe_init(estimator, safeguard: Safeguard, target, q: Family, key) -> SafeState:
+def safe_init(estimator: Estimator, safeguard: Safeguard, target, q: Family, key) -> SafeState:
     """A state whose first step stays where it is and only estimates: no second program for the first estimate."""
     local = zeros_like_output(estimator, target, q, key)
     return SafeState(
@@ -71,12 +79,14 @@ def safe_init(estimator, safeguard: Safeguard, target, q: Family, key) -> SafeSt
     )
 
 
-def start_state(estimator, safeguard: Safeguard | None, target, q: Family, key) -> SafeState | LiteralState:
+def start_state(estimator: Estimator, safeguard: Safeguard | None, target, q: Family, key) -> SafeState | LiteralState:
     """The state of the safe loop, or of the literal one where there is no safeguard."""
     return LiteralState(q) if safeguard is None else safe_init(estimator, safeguard, target, q, key)
 
 
-def newton_descent(safeguard: Safeguard, solver, curvature_of=lambda local: local.curvature):
+def newton_descent(
+    safeguard: Safeguard, solver: Solver, curvature_of: Callable[[Estimated], Operator] = lambda local: local.curvature
+) -> Descend:
     """Newton's step as `safe_step` asks for it; `curvature_of(local)` is the operator that is solved with."""
 
     def descend(local, radius, length, key):
@@ -85,15 +95,17 @@ def newton_descent(safeguard: Safeguard, solver, curvature_of=lambda local: loca
     return descend
 
 
-def safe_step(estimator, safeguard: Safeguard, descend, calls_per_copy: int, target, state: SafeState, key):
+def safe_step(
+    estimator: Estimator, safeguard: Safeguard, descend: Descend, calls_per_copy: int, target, state: SafeState, key
+):
     """One safe step; `descend(local, radius, length, key)` gives the `NewtonStep`."""
     key_descend, key_estimate = jax.random.split(key)
     length = noisy_length(state.noisy_steps, state.radius.dtype)
-    newton: NewtonStep = descend(state.local, state.radius, length, key_descend)
+    newton = descend(state.local, state.radius, length, key_descend)
     step = newton.step
     direction = jnp.where(state.ready, step.direction, 0)
     candidate = state.q.replace(state.q.params + direction)
-    local: LocalModel = estimator(target, candidate, key_estimate)
+    local = estimator(target, candidate, key_estimate)
 
     actual = local.value - state.local.value
     actual_se = jnp.hypot(local.value_se, state.local.value_se)
@@ -143,7 +155,16 @@ def noisy_length(noisy_steps, dtype):
     return jax.lax.rsqrt(1.0 + noisy_steps).astype(dtype)
 
 
-def literal_step(estimator, solver, operator_of, step_length, calls_per_copy: int, target, state: LiteralState, key):
+def literal_step(
+    estimator: Estimator,
+    solver: Solver,
+    operator_of: Callable[[AbstractTarget, Family, Estimated], Operator],
+    step_length: float,
+    calls_per_copy: int,
+    target: AbstractTarget,
+    state: LiteralState,
+    key: PRNGKeyArray,
+) -> tuple[LiteralState, Record]:
     """Gamma_t = Gamma_{t-1} - epsilon H^-1 g, as the paper has it: no damping, no radius, no question asked."""
     key_estimate, key_solve = jax.random.split(key)
     local = estimator(target, state.q, key_estimate)
@@ -153,7 +174,8 @@ def literal_step(estimator, solver, operator_of, step_length, calls_per_copy: in
     # happened.
     finite = local.finite() & jnp.all(jnp.isfinite(params))
     counts = as_counts(local.counts + Counts(log_density=solution.num_draws * calls_per_copy))
-    infinite = jnp.full((), jnp.inf, local.value.dtype)
+    dtype = jnp.result_type(local.value)
+    infinite = jnp.full((), jnp.inf, dtype)
     record = Record(
         elbo=local.value,
         elbo_se=local.value_se,
@@ -165,7 +187,7 @@ def literal_step(estimator, solver, operator_of, step_length, calls_per_copy: in
         num_draws=jnp.asarray(local.draw_values.size, jnp.int32),
         radius=infinite,
         accepted=finite,
-        shrinkage=jnp.ones((), local.value.dtype),
+        shrinkage=jnp.ones((), dtype),
         counts=counts,
     )
     return LiteralState(state.q.replace(jnp.where(finite, params, state.q.params))), record

@@ -105,7 +105,7 @@ class Stepped:
         return self.inner.q
 
 
-class StepMethod(Method):
+class StepMethod(Method[Stepped]):
     """A method that is a step: `start` makes a state with a q, `step` advances it on fresh draws."""
 
     @abstractmethod

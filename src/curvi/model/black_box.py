@@ -5,8 +5,12 @@ import os
 import pickle
 import traceback
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from curvi.results import Fit
 
 _START_SECONDS = 120.0  # a worker imports what the function needs
 
@@ -25,7 +29,7 @@ class BlackBoxError(RuntimeError):
     def __init__(self, message: str, theta: dict | None = None):
         super().__init__(message)
         self.theta = theta
-        self.fit = None
+        self.fit: Fit | None = None
 
 
 class Caller:

@@ -65,7 +65,7 @@ class FactoredTarget(AbstractTarget):
     def row_factors(self, theta) -> tuple[dict[str, Float[Array, " n"]], Float[Array, ""]]:
         """The row factors of each local latent, summed over their names; and the sum of all other factors."""
         found = self.factors(theta)
-        rows = {name: sum(found[term] for term in terms) for name, terms in self.local}
+        rows = {name: jnp.asarray(sum(found[term] for term in terms)) for name, terms in self.local}
         taken = {term for _, terms in self.local for term in terms}
         rest = [jnp.sum(term) for name, term in found.items() if name not in taken]
         return rows, sum(rest, jnp.zeros((), self.dtype))

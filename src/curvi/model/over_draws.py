@@ -52,8 +52,9 @@ def _largest_call(target) -> int:
 def _calls(jaxpr: Jaxpr | ClosedJaxpr) -> Iterator[int]:
     for eqn in (jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr).eqns:
         if eqn.primitive.name in _LAPACK:
-            shapes = [v.aval.shape for v in eqn.invars if len(v.aval.shape) >= 2]
-            yield _LAPACK[eqn.primitive.name] * max((math.prod(s) * max(s[-2:]) for s in shapes), default=0)
+            shapes = [getattr(v.aval, "shape", ()) for v in eqn.invars]
+            matrices = [shape for shape in shapes if len(shape) >= 2]
+            yield _LAPACK[eqn.primitive.name] * max((math.prod(s) * max(s[-2:]) for s in matrices), default=0)
         for param in jax.tree.leaves(eqn.params, is_leaf=_is_jaxpr):
             if _is_jaxpr(param):
                 yield from _calls(param)

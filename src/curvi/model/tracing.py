@@ -4,6 +4,8 @@ The user's Python function runs exactly once, when a target is made; from then o
 that it closed over are data of the target rather than constants baked into every compiled program.
 """
 
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -43,6 +45,6 @@ def convert(function, *examples):
     """The traced form of `function`: a pytree whose leaves are the arrays that it uses beside its arguments."""
     # The lambda always has a closure. A function that has none equinox leaves untraced, to be called again
     # at every use, with the arrays of its module as constants.
-    traced = eqx.filter_closure_convert(lambda *args: function(*args), *examples)
+    traced: Any = eqx.filter_closure_convert(lambda *args: function(*args), *examples)
     # numpy arrays stay on the host when they are captured: put them on the device once.
     return eqx.tree_at(lambda t: t.consts, traced, [jax.device_put(const) for const in traced.consts])

@@ -16,11 +16,11 @@ _EVENTS = "/jax/core/compile/"
 _local = threading.local()
 
 
-def _listen(event: str, duration: float, **_) -> None:
+def _listen(event: str, duration_secs: float, **_: str | int) -> None:
     if event.startswith(_EVENTS) and (clocks := getattr(_local, "clocks", None)):
         now = time.perf_counter()
         for clock in clocks:
-            clock.intervals.append((now - duration, now))
+            clock.intervals.append((now - duration_secs, now))
 
 
 jax.monitoring.register_event_duration_secs_listener(_listen)

@@ -6,6 +6,8 @@ import numpy as np
 
 from curvi.record.plain import register
 
+Row = dict[str, float]  # one step: what is known of it, by column
+
 
 @dataclasses.dataclass(frozen=True)
 class Seconds:
@@ -57,7 +59,7 @@ class History:
         return len(self.elbo)
 
     @classmethod
-    def of_rows(cls, rows: list[dict]) -> "History":
+    def of_rows(cls, rows: list[Row]) -> "History":
         """From one dict a step; columns that a step lacks are not numbers there."""
         integers = {"log_density": np.int64, "num_draws": np.int64, "accepted": bool}
 
@@ -67,7 +69,7 @@ class History:
 
         return cls(**{field.name: column(field.name) for field in dataclasses.fields(cls)})
 
-    def rows(self) -> list[dict]:
+    def rows(self) -> list[Row]:
         names = [field.name for field in dataclasses.fields(self)]
         return [{name: getattr(self, name)[i] for name in names} for i in range(len(self))]
 

@@ -8,7 +8,7 @@ executed that a file brings along.
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,15 @@ class CannotSaveError(ValueError):
     """A value that has no plain form: a function, an optimiser, a class that is not registered."""
 
 
-def register(cls: Class | None = None, *, name: str | None = None) -> Any:
+@overload
+def register(cls: Class) -> Class: ...
+
+
+@overload
+def register(*, name: str) -> Callable[[Class], Class]: ...
+
+
+def register(cls: Class | None = None, *, name: str | None = None) -> Class | Callable[[Class], Class]:
     """Give a dataclass or module the name under which fits that hold one are saved: that of the class by default.
 
     A name is for ever: old files know it. Registering a name again, as a notebook does when a cell runs twice, replaces
@@ -69,8 +77,7 @@ def to_plain(value, arrays: list[np.ndarray]):
     if isinstance(value, constraints.Constraint) and _constraint(type(value).__name__) is type(value):
         return {"constraint": type(value).__name__, "fields": _fields(vars(value), arrays)}
     if (name := _NAMES.get(type(value))) is not None:
-        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        return {"object": name, "fields": _fields(fields, arrays)}
+        return {"object": name, "fields": _fields(_values(value), arrays)}
     raise CannotSaveError(f"a {type(value).__name__} cannot be saved")
 
 
@@ -118,13 +125,20 @@ def _read_latent(plain: dict, again, latents: dict[str, Latent]) -> Latent:
     """One latent: the same object wherever it stands, since latents are compared by identity."""
     name, shape, dtype = plain["latent"], tuple(plain["shape"]), np.dtype(plain["dtype"])
     support, known = again(plain["support"]), latents.get(name)
-    if support is None and known is None:
+    if known is not None:
+        same = (known.shape, known.dtype) == (shape, dtype)
+        if same and (support is None or describe(support) == describe(known.support)):
+            return known
+        support = known.support if support is None else support
+    if support is None:
         raise ValueError(f"the support of latent '{name}' has no plain form; pass target= to curvi.load")
-    same = known is not None and (known.shape, known.dtype) == (shape, dtype)
-    if same and (support is None or describe(support) == describe(known.support)):
-        return known
-    latents[name] = Latent(name, shape, dtype, known.support if support is None else support)  # type: ignore
+    latents[name] = Latent(name, shape, dtype, support)
     return latents[name]
+
+
+def _values(instance: Any) -> dict[str, Any]:
+    """The fields of a dataclass."""
+    return {field.name: getattr(instance, field.name) for field in dataclasses.fields(instance)}
 
 
 def _fields(values: dict, arrays) -> dict:

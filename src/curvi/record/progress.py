@@ -8,12 +8,13 @@ import contextlib
 import dataclasses
 import sys
 import time
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from typing import Protocol, TextIO
 
 import numpy as np
 
 from curvi.record.counts import CallCounts
+from curvi.record.history import Row
 
 _REDRAW_SECONDS = 0.125
 _LOG_SECONDS = 10.0  # between lines of a log file; fits that are shorter leave none
@@ -22,7 +23,7 @@ _LOG_SECONDS = 10.0  # between lines of a log file; fits that are shorter leave 
 class Progress(Protocol):
     """What a run tells its display."""
 
-    def show(self, taken: int, row: dict, counts: CallCounts) -> None:
+    def show(self, taken: int, row: Row, counts: CallCounts) -> None:
         """After some steps: their number so far, what the history keeps of the last one, the calls so far."""
         ...
 
@@ -30,7 +31,7 @@ class Progress(Protocol):
 class Silent:
     """Shows nothing."""
 
-    def show(self, taken, row, counts):
+    def show(self, taken: int, row: Row, counts: CallCounts) -> None:
         pass
 
 
@@ -91,12 +92,12 @@ class Reporter:
         Least seconds between reports that are handed on. The first waits as long.
     """
 
-    def __init__(self, limit: int, draw, every: float):
+    def __init__(self, limit: int, draw: Callable[[Report], object], every: float):
         self.limit, self.draw, self.every = limit, draw, every
         self.began = self.drawn = self.last_time = time.perf_counter()
         self.last_taken = 0
 
-    def show(self, taken, row, counts):
+    def show(self, taken: int, row: Row, counts: CallCounts) -> None:
         now = time.perf_counter()
         # Steps that the fit may still take, at the pace of the last ones; it ends earlier where it converges. What
         # passed before the first report was compilation.
@@ -114,29 +115,29 @@ class Reporter:
 
 
 @contextlib.contextmanager
-def open_progress(visible: bool, limit: int, tolerance: float, file=None) -> Iterator[Progress]:
+def open_progress(visible: bool, limit: int, tolerance: float, file: TextIO | None = None) -> Iterator[Progress]:
     """A display for a run of at most `limit` steps: on `file`, or wherever standard error leads."""
     if not visible:
         yield Silent()
         return
-    file = sys.stderr if file is None else file
-    if file is sys.stderr and (show := _notebook_display()) is not None:
+    out: TextIO = sys.stderr if file is None else file
+    if out is sys.stderr and (show := _notebook_display()) is not None:
         with _notebook(show, limit) as display:
             yield display
-    elif getattr(file, "isatty", bool)():
-        with _terminal(file, limit) as display:
+    elif getattr(out, "isatty", bool)():
+        with _terminal(out, limit) as display:
             yield display
     else:
-        yield Reporter(limit, lambda report: _write_line(file, report), _LOG_SECONDS)
+        yield Reporter(limit, lambda report: _write_line(out, report), _LOG_SECONDS)
 
 
-def _write_line(file, report: Report) -> None:
+def _write_line(file: TextIO, report: Report) -> None:
     file.write(report.line() + "\n")
     file.flush()
 
 
 @contextlib.contextmanager
-def _terminal(file, limit: int) -> Iterator[Progress]:
+def _terminal(file: TextIO, limit: int) -> Iterator[Progress]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as RichProgress
@@ -160,7 +161,7 @@ def _terminal(file, limit: int) -> Iterator[Progress]:
         yield Reporter(limit, draw, _REDRAW_SECONDS)
 
 
-def _notebook_display():
+def _notebook_display() -> Callable | None:
     """IPython's `display` if this is a notebook, else None."""
     if (shell := sys.modules.get("IPython")) is None:
         return None
@@ -172,7 +173,7 @@ def _notebook_display():
 
 
 @contextlib.contextmanager
-def _notebook(show, limit: int) -> Iterator[Progress]:
+def _notebook(show: Callable, limit: int) -> Iterator[Progress]:
     # One output that is updated in place; it needs no widgets, and stays readable in a saved notebook.
     handle = show({"text/plain": "curvi  compiling"}, raw=True, display_id=True)
 

@@ -8,6 +8,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from html import escape
+from typing import Any, overload
 
 import numpy as np
 
@@ -25,7 +26,13 @@ class Scale:
     end: float
     log: bool = False
 
-    def __call__(self, value):
+    @overload
+    def __call__(self, value: float) -> float: ...
+
+    @overload
+    def __call__(self, value: np.ndarray) -> np.ndarray: ...
+
+    def __call__(self, value: float | np.ndarray) -> Any:
         low, high, value = (np.log(v) if self.log else np.asarray(v, float) for v in (self.low, self.high, value))
         return self.begin + (self.end - self.begin) * (value - low) / (high - low)
 

@@ -5,23 +5,35 @@ host nothing has to be compiled, which is most of the time of a small fit; compi
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from types import ModuleType
+from typing import Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+# Arrays of either kind; numbers, which on the host may be Python's own; and answers to questions about them.
+Array = jax.Array | np.ndarray
+Scalar = Array | float
+Truth = Array | np.bool_ | bool
+# One kind of arrays throughout: what is on the host stays there.
+ArrayT = TypeVar("ArrayT", jax.Array, np.ndarray)
+Tree = TypeVar("Tree")
+
 
 class Loop(Protocol):
     """How to choose between two values and how to repeat a step."""
 
-    xp: Any  # numpy or jax.numpy
+    @property
+    def xp(self) -> ModuleType:
+        """numpy or jax.numpy."""
+        ...
 
-    def choose(self, condition, if_true: Callable[[], Any], if_false: Callable[[], Any]) -> Any:
+    def choose(self, condition: Truth, if_true: Callable[[], Tree], if_false: Callable[[], Tree]) -> Tree:
         """One of two values, given as functions so that the host computes only the one that it needs."""
         ...
 
-    def repeat(self, going: Callable[[Any], Any], advance: Callable[[Any], Any], state: Any) -> Any:
+    def repeat(self, going: Callable[[Tree], Truth], advance: Callable[[Tree], Tree], state: Tree) -> Tree:
         """The state after `advance` was applied for as long as `going` held."""
         ...
 

@@ -8,7 +8,7 @@ search ends before it. Written once, run on the host or compiled (`loops`).
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from curvi.solve.loops import Loop
+from curvi.solve.loops import ArrayT, Loop, Scalar, Truth
 
 
 class Truncated(NamedTuple):
@@ -39,14 +39,14 @@ class Truncated(NamedTuple):
 
 
 def truncated_cg(
-    multiply: Callable,
-    b,
+    multiply: Callable[[ArrayT], ArrayT],
+    b: ArrayT,
     *,
     loop: Loop,
-    max_products,
-    unfinished: Callable,
-    radius=None,
-    precondition: Callable | None = None,
+    max_products: int,
+    unfinished: Callable[..., Truth],
+    radius: Scalar | None = None,
+    precondition: Callable[[ArrayT], ArrayT] | None = None,
 ) -> Truncated:
     """Search for the solution of A x = b, A given by `multiply`, for as long as `unfinished(rest, product)` holds.
 
@@ -68,9 +68,10 @@ def truncated_cg(
             length = loop.choose(negative | bad, lambda: 0 * length, lambda: length)
         else:
             dd, xd, xx = at.direction @ at.direction, at.x @ at.direction, at.x @ at.x
-            on_edge = negative | (xx + length * (2 * xd + length * dd) >= 2 * radius)
+            reach = 2 * radius
+            on_edge = negative | (xx + length * (2 * xd + length * dd) >= reach)
             # |x + length d|^2 = 2 radius
-            edge = lambda: (xp.sqrt(xp.maximum(xd * xd + dd * (2 * radius - xx), 0.0)) - xd) / dd  # noqa: E731
+            edge = lambda: (xp.sqrt(xp.maximum(xd * xd + dd * (reach - xx), 0.0)) - xd) / dd  # noqa: E731
             length = loop.choose(on_edge, edge, lambda: length)
         x, rest = at.x + length * at.direction, at.rest - length * image
         white = rest if precondition is None else precondition(rest)

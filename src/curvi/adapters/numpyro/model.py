@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 from numpyro import handlers
 from numpyro.distributions import biject_to, constraints
@@ -152,8 +153,7 @@ def _read(model, args, kwargs) -> _Sites:
                 if plates[0] is None or not is_within(site, plates[0].name):
                     deterministic.append(name)
             elif site["type"] == "sample":
-                fn, value, observed = site["fn"], site["value"], site["is_observed"]
-                support = fn.support
+                fn, support, value, observed = site["fn"], site["fn"].support, site["value"], site["is_observed"]
                 samples.append((name, fn, support, value if observed else None))
                 if not observed:
                     leaves = jax.tree.leaves(support)
@@ -276,7 +276,7 @@ def _numbers(sites: _Sites) -> tuple[dict, dict]:
     starts, wanted = {}, []
     for latent in sites.latents:
         leaves = zip(latent.leaves_at, jax.tree.leaves(latent.support))
-        traced = [at for at, leaf in leaves if isinstance(leaf, jax.core.Tracer)]
+        traced = [at for at, leaf in leaves if isinstance(leaf, Tracer)]
         starts[latent.name] = None if traced else known_start(latent.support, latent.shape)
         wanted += traced + ([latent.start_at] if starts[latent.name] is None else [])
     computed = {}
@@ -288,13 +288,12 @@ def _numbers(sites: _Sites) -> tuple[dict, dict]:
         leaves, tree = jax.tree.flatten(latent.support)
         leaves = [computed.get(at, leaf) for at, leaf in zip(latent.leaves_at, leaves)]
         supports[latent.name] = jax.tree.unflatten(tree, leaves)
-        start = starts[latent.name]
-        init[latent.name] = computed[latent.start_at] if start is None else start
+        init[latent.name] = computed[latent.start_at] if (start := starts[latent.name]) is None else start
     return init, supports
 
 
 def _is_traced(tree) -> bool:
-    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
+    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(tree))
 
 
 def _kind(support) -> str:

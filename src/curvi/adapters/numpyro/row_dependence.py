@@ -175,7 +175,7 @@ def _solved(equation, given):
     if matrix is None and right == (last if equation.params["left_side"] else last - 1):
         return right
     axis = _agreed(given)
-    return axis if axis is not MIXED and axis < last - 1 else MIXED
+    return axis if isinstance(axis, int) and axis < last - 1 else MIXED
 
 
 def _shape(var) -> tuple[int, ...]:

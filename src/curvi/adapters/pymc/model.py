@@ -284,9 +284,9 @@ def _import_pymc():
 
 def _interpreted():
     """PyTensor without its compilers."""
-    import pytensor
+    from pytensor.configdefaults import config
 
-    return pytensor.config.change_flags(mode="FAST_COMPILE", linker="py", cxx="")
+    return config.change_flags(mode="FAST_COMPILE", linker="py", cxx="")
 
 
 @contextlib.contextmanager

@@ -48,10 +48,10 @@ def _value(variable):
 
 def _draw(graphs, inputs, values, seed: int) -> list[np.ndarray]:
     """One random value of each graph for every draw, from PyMC's own generators."""
-    import pytensor
     from pymc.pytensorf import compile as compile_with_seed
+    from pytensor.configdefaults import config
 
-    with pytensor.config.change_flags(mode="FAST_COMPILE", linker="py", cxx=""):
+    with config.change_flags(mode="FAST_COMPILE", linker="py", cxx=""):
         function = compile_with_seed(inputs, graphs, random_seed=seed, on_unused_input="ignore")
         rows = [function(*(np.asarray(one, var.dtype) for one, var in zip(row, inputs))) for row in zip(*values)]
     return [np.stack(column) for column in zip(*rows)]

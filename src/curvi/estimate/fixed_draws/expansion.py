@@ -10,7 +10,9 @@ whatever its expansion point. Taking that off is the second-order control variat
 """
 
 import numpy as np
-from scipy.linalg.lapack import dtrtrs
+from scipy.linalg import get_lapack_funcs
+
+(dtrtrs,) = get_lapack_funcs(("trtrs",), dtype=np.float64)
 
 _LEAST = 1e-6
 _LARGEST_STORED = 2048  # dimensions up to which K is stored

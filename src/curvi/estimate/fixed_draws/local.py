@@ -12,6 +12,7 @@ from curvi.estimate.fixed_draws.noise import FixedNoise
 from curvi.estimate.hybrid import Weighted
 from curvi.estimate.local import LocalModel
 from curvi.estimate.noise import GroupNoise
+from curvi.family.path import NormalPath
 from curvi.record.pytree import pytree
 
 if TYPE_CHECKING:
@@ -35,19 +36,20 @@ class FixedDrawsHessian:
         return self.objective.product(self, v)
 
 
-class PartNoise(GroupNoise):
+class PartNoise(GroupNoise[np.ndarray]):
     """The gradients of the independent parts of the noise, each less its own excess; computed when asked for."""
 
     def __init__(self, hessian: FixedDrawsHessian, part_grads: np.ndarray):
         object.__setattr__(self, "hessian", hessian)
         object.__setattr__(self, "part_grads", part_grads)
 
+    # In the place of a field: only some steps ask for it.
     @functools.cached_property
-    def groups(self) -> np.ndarray:
+    def groups(self) -> np.ndarray:  # pyright: ignore[reportIncompatibleVariableOverride]
         hessian: FixedDrawsHessian = vars(self)["hessian"]
         part_grads: np.ndarray = vars(self)["part_grads"]
         fixed, expansion, path = hessian.fixed, hessian.objective.expansion, hessian.objective.path
-        if fixed.excess is None or expansion is None:
+        if fixed.excess is None or expansion is None or not isinstance(path, NormalPath):
             return part_grads
         grads = part_grads.copy()
         excess = expansion.part_excess(fixed.parts(fixed.num_parts), path.scale(hessian.params))[1]
@@ -61,7 +63,7 @@ class HostRoot:
     def __init__(self, path, spreads: np.ndarray | None, fisher: BlockDiagonal | None, expansion: Expansion | None):
         # Of normal factors L is diagonal. Where conjugate gradients take a few products, more would be felt.
         self.path, self.diagonal = path, spreads
-        self.inverse = [] if fisher is None else [_inverse_root(block) for block in fisher.blocks]
+        self.inverse = [] if fisher is None else [_inverse_root(np.asarray(block)) for block in fisher.blocks]
         self.expansion = expansion if expansion is not None and expansion.lower is not None else None
 
     def solve(self, v: np.ndarray) -> np.ndarray:
@@ -96,10 +98,12 @@ def _inverse_root(block: np.ndarray) -> np.ndarray:
 
 
 @pytree
-class FixedDrawsModel(LocalModel):
+class FixedDrawsModel(LocalModel[np.ndarray, FixedDrawsHessian, BlockDiagonal | None]):
     """A `LocalModel` on fixed noise; `draw_values` are ln p, and the entropy, or what stands for it, is `exact`."""
 
+    value: float
     curvature: FixedDrawsHessian
+    noise: PartNoise
     exact: float = 0.0
 
     @property
@@ -121,7 +125,7 @@ class FixedDrawsModel(LocalModel):
     def _root(self) -> HostRoot:
         objective = self.curvature.objective
         diagonal = self.spreads if objective.path.known_to_host else None
-        return HostRoot(objective.path, diagonal, self.fisher, objective.expansion)  # type: ignore[arg-type]
+        return HostRoot(objective.path, diagonal, self.fisher, objective.expansion)
 
     def finite(self) -> bool:
         return bool(np.isfinite(self.value) and np.all(np.isfinite(self.grad)))

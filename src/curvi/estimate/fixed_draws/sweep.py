@@ -130,11 +130,12 @@ def run_gradients(structure, num_kept: int, arrays, buffer: Buffer, c):
     summed = jnp.zeros((MOST_PARTS, c.size), c.dtype)
     weights = (each_draw, summed) if hybrid else (None, None)
     zero = (each_draw, summed, *weights, _nothing_kept(buffer, num_kept, c.dtype))
-    *found, kept = jax.lax.fori_loop(0, buffer.num_chunks, add, zero)
+    values, grads, weight, weight_grads, kept = jax.lax.fori_loop(0, buffer.num_chunks, add, zero)
+    found = Gradients(values, grads, weight, weight_grads)
     if path.known_to_host:
-        return _pack(Gradients(*found)), kept
+        return _pack(found), kept
     exact, exact_grad = jax.value_and_grad(_exact(q, buffer))(c)
-    return _pack(Gradients(*found, exact, exact_grad, q.replace(c).fisher())), kept
+    return _pack(found._replace(exact=exact, exact_grad=exact_grad, fisher=q.replace(c).fisher())), kept
 
 
 @program(0, 1)

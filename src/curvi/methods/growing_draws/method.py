@@ -24,7 +24,7 @@ _DRAWS_A_VALUE = 16  # of a discrete latent, so that each value shows
 
 
 @register
-class GrowingDraws(Method):
+class GrowingDraws(Method[GrowingState]):
     """Trust-region Newton with pathwise curvature on fixed draws, more of them as the noise of the answer demands.
 
     Hessian products are forward over reverse; for targets of order 1, differences of gradients on the same draws.

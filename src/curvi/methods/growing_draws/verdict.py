@@ -12,6 +12,7 @@ from curvi.control.climb import End
 from curvi.estimate.fixed_draws.local import FixedDrawsModel
 from curvi.estimate.fixed_draws.objective import Objective
 from curvi.estimate.fixed_draws.sweep import CHUNK, MOST_PARTS
+from curvi.family.path import NormalPath
 from curvi.methods.base import Problem
 from curvi.methods.growing_draws.starts import ENDLESS
 from curvi.methods.growing_draws.state import GrowingState
@@ -139,8 +140,8 @@ def plain_elbo(problem: Problem, objective: Objective, state: GrowingState) -> t
     local = _plain_model(problem, objective, state)
     num_pairs = local.fixed.num_draws // 2  # independent of each other, on this noise
     values = local.part_means(num_pairs)
-    if objective.expansion is not None:
-        scale = objective.path.scale(state.params)  # type: ignore[attr-defined]
+    if objective.expansion is not None and isinstance(objective.path, NormalPath):
+        scale = objective.path.scale(state.params)
         excess = objective.expansion.part_excess(local.fixed.parts(num_pairs), scale)[0]
         # H0 is that of the mean, which may be far from typical: as much of it as explains the values.
         values = values - _share(values, excess) * excess

@@ -99,7 +99,7 @@ class PlateState:
 
 
 @register
-class PlateRegression(Method):
+class PlateRegression(Method[PlateState]):
     """Newton's method on the global latents of a `FactoredTarget`, with its local latents at their best throughout.
 
     Attributes
@@ -132,7 +132,8 @@ class PlateRegression(Method):
         return Method.why_not(self, problem)
 
     def init(self, problem: Problem, key) -> PlateState:
-        local = dict(problem.target.local)  # type: ignore[attr-defined]
+        assert isinstance(problem.target, FactoredTarget)
+        local = dict(problem.target.local)
         part = problem.q.part([latent.name for latent in problem.q.latents if latent.name not in local])
         wanted = 2 * part.num_params + 12 if self.first_draws is None else self.first_draws
         unknown, infinite = float("nan"), float("inf")

@@ -42,7 +42,7 @@ _PATIENCE = 25  # rejections in a row, after which nothing is left to step to
 
 
 @register
-class PooledRegression(Method):
+class PooledRegression(Method[PooledState]):
     """Newton's method on regressed curvature, inside a ball of given divergence, on pooled draws.
 
     Attributes

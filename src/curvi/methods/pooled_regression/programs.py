@@ -39,7 +39,9 @@ def draw(target: AbstractTarget, q: Family, bits, key, index):
     if not target.black_box:
         return _draw(target, q, bits, key, index)
     x, theta, log_det = _draw_inputs(q, bits)
-    values = target.caller({name: np.asarray(rows) for name, rows in theta.items()})  # type: ignore[attr-defined]
+    # Not of every target: a black box has one.
+    caller = target.caller  # pyright: ignore[reportAttributeAccessIssue]
+    values = caller({name: np.asarray(rows) for name, rows in theta.items()})
     return x, values + np.asarray(log_det, np.float64)
 
 

@@ -2,7 +2,9 @@
 
     python benchmarks/walk.py            prints the table that stands in docs/design.md
 
-A warm fit of a small target is followed by Python's profiler, so that what is only traced into programs is left out.
+A warm fit of a small target is followed by Python's profiler, so that what is only traced into programs is left out,
+from the moment that the run begins: before it, `fit.py` has checked its input and `methods/defaults.py` chosen the
+method. Left out is what only holds or describes: `record/`, `model/`, and the family but for its path.
 """
 
 import sys
@@ -18,6 +20,7 @@ import curvi  # noqa: E402
 
 ROOT = Path(curvi.__file__).parent
 _SHOWN = 4  # functions a file
+_HOLDS = ("record/", "model/", "family/", "fit.py", "results.py")
 
 
 def walk() -> dict[str, list[str]]:
@@ -31,12 +34,17 @@ def walk() -> dict[str, list[str]]:
     fit = lambda: curvi.fit(target, key=jax.random.key(0), progress=False)  # noqa: E731
     fit()  # compiles
     found: dict[str, list[str]] = {}
+    began: list[str] = []
 
     def follow(frame, event, _):
         path = Path(frame.f_code.co_filename)
-        if event == "call" and path.is_relative_to(ROOT):
+        if event != "call" or not path.is_relative_to(ROOT):
+            return
+        file = str(path.relative_to(ROOT))
+        began.append(file) if file == "run.py" else None
+        if began and (file == "family/path.py" or not file.startswith(_HOLDS)):
             name = frame.f_code.co_qualname.replace(".<locals>", "").replace(".__call__", "").replace(".__init__", "")
-            calls = found.setdefault(str(path.relative_to(ROOT)), [])
+            calls = found.setdefault(file, [])
             if name not in calls and "<" not in name and not name.rsplit(".", 1)[-1].startswith("_"):
                 calls.append(name)
 

@@ -359,7 +359,7 @@ def test_from_normal_where_reparameterised(row):
 @rows
 def test_start_is_near_the_value(row):
     value = evaluate(row.name, row.factor)["mean"]
-    start = row.factor.start(jnp.asarray(np.round(value).astype(np.int32) if row.discrete else value))
+    start = row.factor.start(np.asarray(np.round(value).astype(np.int32) if row.discrete else value))
     assert start.shape == row.params.shape
     deviation = np.sqrt(np.asarray(row.factor.variance(start)))
     assert np.all(np.abs(np.asarray(row.factor.mean(start)) - value) <= 2 * deviation)

@@ -13,7 +13,7 @@ from compile_log import compilations
 from numpyro.distributions import constraints
 
 from curvi import MeanField, MinibatchTarget, Outcome, Target, factors, fit
-from curvi.estimate.fixed_draws import program
+from curvi.estimate.fixed_draws import sweep as program
 from curvi.methods import GrowingDraws, SchemeI
 
 

@@ -14,7 +14,7 @@ import pytest
 from curvi import MeanField, fit
 from curvi.curvature import DenseMatrix
 from curvi.estimate import AnchoredScore, Counts, LocalModel, PaperScore, Pathwise
-from curvi.estimate.noise import GroupNoise
+from curvi.estimate.local import GroupNoise
 from curvi.estimate.sampling import FINAL_DRAWS
 from curvi.methods import (
     BBVI,

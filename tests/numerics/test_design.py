@@ -7,9 +7,9 @@ import pytest
 from scipy import stats
 
 from curvi import MeanField, Target, fit
-from curvi.estimate.design import matched_noise
 from curvi.estimate.draws import SOBOL_DIMENSIONS
 from curvi.estimate.fixed_draws.expansion import Expansion
+from curvi.estimate.fixed_draws.noise import matched_noise
 from curvi.estimate.fixed_draws.objective import Objective
 
 ROUNDING = 1e-12

@@ -14,7 +14,7 @@ from numpyro.distributions import constraints
 from curvi import MeanField, Target, fit
 from curvi.adapters.numpyro.model import from_numpyro
 from curvi.diagnostics.linear_response import linear_response
-from curvi.estimate.design import matched_noise
+from curvi.estimate.fixed_draws.noise import matched_noise
 from curvi.estimate.pathwise import path_log_density
 
 COVARIANCE = np.array([[1.0, 0.6, -0.3], [0.6, 0.5, 0.0], [-0.3, 0.0, 0.4]])

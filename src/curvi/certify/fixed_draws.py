@@ -10,7 +10,7 @@ from curvi.descent.newton import Solved, solve_curvature
 from curvi.estimate.fixed_draws.local import FixedDrawsModel
 from curvi.estimate.fixed_draws.objective import Objective
 from curvi.estimate.fixed_draws.sweep import CHUNK
-from curvi.solve.loops import HOST
+from curvi.solve.truncated_cg import HOST
 
 _RESIDUAL = 1e-3
 

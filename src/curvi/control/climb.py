@@ -9,7 +9,7 @@ from curvi.control.radius import RadiusControl
 from curvi.descent.newton import trust_region_step
 from curvi.estimate.fixed_draws.local import FixedDrawsModel
 from curvi.estimate.fixed_draws.objective import Objective
-from curvi.solve.loops import HOST
+from curvi.solve.truncated_cg import HOST
 
 _RESIDUAL, _LEAST_RESIDUAL = 0.2, 1e-3
 MAX_PRODUCTS = 200

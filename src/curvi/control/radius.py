@@ -7,7 +7,7 @@ grow, a clear loss is rejected. On fixed draws the difference is exact, and its 
 
 from curvi.record.plain import register
 from curvi.record.pytree import pytree
-from curvi.solve.loops import COMPILED, Loop
+from curvi.solve.truncated_cg import COMPILED, Loop
 
 
 @register

@@ -6,7 +6,7 @@ from curvi.control.radius import RadiusControl
 from curvi.descent.dense import DenseModel
 from curvi.record.plain import register
 from curvi.record.pytree import pytree
-from curvi.solve.loops import HOST
+from curvi.solve.truncated_cg import HOST
 
 RULE = RadiusControl(smallest=1e-8)
 

@@ -34,7 +34,7 @@ def join(parts) -> Float[Array, "... P"]:
 class BlockDiagonal(eqx.Module):
     """A symmetric block-diagonal matrix."""
 
-    blocks: tuple[Float[Array, "n k k"], ...]
+    blocks: tuple[Float[Array, "_ _ _"], ...]
 
     @property
     def size(self) -> int:
@@ -84,7 +84,7 @@ class BlockFactor(eqx.Module):
     Whitened coordinates are v_white = L' v, so that |v_white|^2 = v' L L' v.
     """
 
-    lower: tuple[Float[Array, "n k k"], ...]
+    lower: tuple[Float[Array, "_ _ _"], ...]
 
     def solve(self, v: Float[Array, " P"]) -> Float[Array, " P"]:
         """L^-1 v: takes a gradient to whitened coordinates."""

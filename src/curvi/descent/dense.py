@@ -7,8 +7,7 @@ One eigendecomposition of A serves the step (More and Sorensen 1983, the hard ca
 
 import numpy as np
 
-from curvi.estimate.local import Counts, LocalModel
-from curvi.estimate.noise import CovarianceNoise
+from curvi.estimate.local import Counts, CovarianceNoise, LocalModel
 from curvi.record.plain import register
 from curvi.record.pytree import pytree
 

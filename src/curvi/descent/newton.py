@@ -15,9 +15,8 @@ from curvi.curvature import BlockFactor, Operator
 from curvi.estimate.local import Estimated, LocalModel, Products, Root
 from curvi.record.pytree import pytree
 from curvi.solve import SolveOutcome
-from curvi.solve.loops import ArrayT, Loop, Scalar
 from curvi.solve.solution import Solver
-from curvi.solve.truncated_cg import truncated_cg
+from curvi.solve.truncated_cg import ArrayT, Loop, Scalar, truncated_cg
 
 
 @pytree

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from curvi.estimate.design import matched_noise
+from curvi.estimate.fixed_draws.noise import matched_noise
 from curvi.estimate.pathwise import PathwiseProduct
 from curvi.family import Family
 from curvi.model.over_draws import map_draws

@@ -4,10 +4,16 @@
 
 It is the waist of the library: estimators on one side, solvers, descents and controls on the other, each written once,
 on the host (numpy) or inside of a program (JAX).
+
+What noise does to its Newton decrement: with g = mean gradient + noise, C the covariance of the noise and B = (-H)^-1,
+
+    E[g'Bg] = (mean)'B(mean) + tr(BC),     Var(g'Bg / 2) = x'Cx + tr((BC)^2) / 2,     x = B g.
+
+Groups of independent draws know C by a sample, a regression by a formula.
 """
 
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 import equinox as eqx
 import jax
@@ -15,12 +21,85 @@ import jax.numpy as jnp
 from jaxtyping import Int, PRNGKeyArray
 
 from curvi.curvature import BlockDiagonal, Operator
-from curvi.estimate.noise import Noise
 from curvi.family import Family
 from curvi.model.target import AbstractTarget
 from curvi.record.plain import register
 from curvi.record.pytree import pytree, static
-from curvi.solve.loops import ArrayT, Scalar, Truth
+from curvi.solve.truncated_cg import ArrayT, Scalar, Truth
+
+# -- noise ------------------------------------------------------------------------------------------------------------
+
+
+@runtime_checkable
+class Noise(Protocol[ArrayT]):
+    """The noise of a gradient."""
+
+    def variance_along(self, x: ArrayT) -> Scalar:
+        """x'Cx, the variance of the slope along x."""
+        ...
+
+    def through(self, solve: Callable[[ArrayT], ArrayT]) -> tuple[Scalar, Scalar]:
+        """tr(BC), and what the second part of the variance above and the error of the first number add up to, with
+        `solve` the map B.
+        """
+        ...
+
+
+@register
+@pytree
+class GroupNoise(Generic[ArrayT]):
+    """Noise known by K independent estimates of the gradient, whose mean is the gradient; K = 1 knows nothing."""
+
+    groups: ArrayT  # (K, P)
+
+    def variance_along(self, x: ArrayT) -> Scalar:
+        return variance_of_mean(self.groups @ x)
+
+    def copy(self) -> ArrayT:
+        """A vector with mean zero and covariance C: half the difference of two half-sample gradients."""
+        count = self.groups.shape[0]
+        half = count // 2
+        if half == 0:
+            return float("nan") * self.groups[0]  # pyright: ignore[reportReturnType]  numpy does not say
+        # One half, or a little less where an odd number of groups makes the halves unequal and their difference
+        # noisier.
+        share = (half * (count - half)) ** 0.5 / count
+        return share * (self.groups[:half].mean(0) - self.groups[half:].mean(0))
+
+    def through(self, solve: Callable[[ArrayT], ArrayT]) -> tuple[Scalar, Scalar]:
+        """By one copy e of the noise: e'Be has mean tr(BC), and a variance of its own, tr((BC)^2) / 2 once more."""
+        e = self.copy()
+        x = solve(e)
+        return e @ x, self.variance_along(x)
+
+
+@register
+@pytree
+class CovarianceNoise(Generic[ArrayT]):
+    """Noise known by its covariance."""
+
+    covariance: ArrayT  # (P, P)
+
+    def variance_along(self, x: ArrayT) -> Scalar:
+        return x @ self.covariance @ x
+
+    def through(self, solve: Callable[[ArrayT], ArrayT]) -> tuple[Scalar, Scalar]:
+        m = solve(self.covariance)
+        return m.trace(), (m * m.T).sum() / 2
+
+
+def variance_of_mean(values: ArrayT) -> Scalar:
+    """Variance of the mean of K independent values, infinite for K = 1."""
+    count = values.shape[0]
+    return values.var(ddof=1) / count if count > 1 else values.sum() * 0 + float("inf")
+
+
+def num_groups(num_units: int) -> int:
+    """Number of equal groups that independent units are gathered into for standard errors."""
+    return next(k for k in (8, 6, 5, 4, 3, 2, 1) if num_units % k == 0)
+
+
+# -- the model --------------------------------------------------------------------------------------------------------
 
 
 @register
@@ -38,6 +117,7 @@ class Counts(eqx.Module):
         return self if isinstance(other, int) and other == 0 else NotImplemented
 
 
+@runtime_checkable
 class Root(Protocol[ArrayT]):
     """L of a metric L L' of the parameters: |L'p|^2 / 2 is the length of a step p in nats."""
 
@@ -50,12 +130,14 @@ class Root(Protocol[ArrayT]):
         ...
 
 
+@runtime_checkable
 class Products(Protocol[ArrayT]):
     """A symmetric matrix known by its products."""
 
     def mv(self, v: ArrayT) -> ArrayT: ...
 
 
+@runtime_checkable
 class Metric(Protocol[ArrayT]):
     """A positive definite metric of the parameters: the Fisher information of q, or what stands for it."""
 
@@ -126,6 +208,7 @@ class LocalModel(Generic[ArrayT, CurvatureT, MetricT]):
 Estimated = LocalModel[jax.Array, Operator, BlockDiagonal]  # what is estimated inside of programs
 
 
+@runtime_checkable
 class Estimator(Protocol):
     """What makes a local model of a target around q."""
 

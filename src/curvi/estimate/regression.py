@@ -7,8 +7,7 @@ import jax.numpy as jnp
 from curvi.curvature import BlockDiagonal, BlockLowRank, DenseMatrix
 from curvi.curvature.blocks import split
 from curvi.estimate.draws import Independent
-from curvi.estimate.local import Counts, Estimated, LocalModel
-from curvi.estimate.noise import GroupNoise, num_groups
+from curvi.estimate.local import Counts, Estimated, GroupNoise, LocalModel, num_groups
 from curvi.estimate.pairs import PairFit, PairLayout, fit_pairs
 from curvi.estimate.score import check_num_draws, draw_sample
 from curvi.family import Family

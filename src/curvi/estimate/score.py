@@ -19,8 +19,7 @@ import jax.numpy as jnp
 from curvi.curvature import BlockDiagonal, BlockLowRank, Sampled
 from curvi.estimate.control_variates import ControlVariate
 from curvi.estimate.draws import Draws, Independent
-from curvi.estimate.local import Counts, Estimated, LocalModel
-from curvi.estimate.noise import GroupNoise, num_groups, variance_of_mean
+from curvi.estimate.local import Counts, Estimated, GroupNoise, LocalModel, num_groups, variance_of_mean
 from curvi.family import Family
 from curvi.family.base import DrawT
 from curvi.model.over_draws import over_draws

@@ -20,8 +20,7 @@ import jax.numpy as jnp
 
 from curvi.curvature import BlockDiagonal, BlockLowRank
 from curvi.estimate.draws import Antithetic, Draws
-from curvi.estimate.local import Counts, Estimated, LocalModel
-from curvi.estimate.noise import GroupNoise, num_groups, variance_of_mean
+from curvi.estimate.local import Counts, Estimated, GroupNoise, LocalModel, num_groups, variance_of_mean
 from curvi.estimate.score import check_num_draws
 from curvi.family import Family
 from curvi.model.over_draws import over_draws

@@ -30,7 +30,7 @@ from curvi.curvature import BlockDiagonal
 from curvi.family.path import DirectPath, Path
 from curvi.model.latents import Latent
 from curvi.model.target import AbstractTarget, LogDensity
-from curvi.solve.loops import Array as AnyArray
+from curvi.solve.truncated_cg import Array as AnyArray
 
 DrawT = TypeVar("DrawT")  # a pytree of arrays, such as one entry a group of coordinates
 

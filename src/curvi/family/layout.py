@@ -15,7 +15,7 @@ from curvi.model import support as supports
 from curvi.model.latents import Latent
 from curvi.model.target import AbstractTarget
 from curvi.record.plain import register
-from curvi.solve.loops import Array as AnyArray
+from curvi.solve.truncated_cg import Array as AnyArray
 
 
 @register

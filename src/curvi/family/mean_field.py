@@ -24,7 +24,7 @@ from curvi.family.path import DirectPath, NormalPath, Path
 from curvi.model.latents import Latent
 from curvi.model.target import AbstractTarget
 from curvi.record.plain import register
-from curvi.solve.loops import Array as AnyArray
+from curvi.solve.truncated_cg import Array as AnyArray
 
 Draw = tuple[AnyArray, ...]
 _RARE_DRAWS = 0.25  # of all draws: what the rarest values of all discrete factors together may cost

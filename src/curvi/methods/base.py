@@ -8,7 +8,7 @@ the business of `curvi.run`; so every method is resumed, saved and interrupted a
 import dataclasses
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import equinox as eqx
 import jax
@@ -57,6 +57,7 @@ class Budget(NamedTuple):
     tolerance: float
 
 
+@runtime_checkable
 class State(Protocol):
     """What every state has: the q that it stands for."""
 

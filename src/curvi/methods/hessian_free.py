@@ -9,8 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from curvi.control import RadiusControl
 from curvi.descent.newton import newton_step
-from curvi.estimate.local import Counts
-from curvi.estimate.noise import num_groups
+from curvi.estimate.local import Counts, num_groups
 from curvi.estimate.pathwise import Pathwise
 from curvi.family import Family
 from curvi.methods.base import Needs

@@ -9,7 +9,7 @@ import dataclasses
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Protocol, TextIO
+from typing import Protocol, TextIO, runtime_checkable
 
 import numpy as np
 
@@ -20,6 +20,7 @@ _REDRAW_SECONDS = 0.125
 _LOG_SECONDS = 10.0  # between lines of a log file; fits that are shorter leave none
 
 
+@runtime_checkable
 class Progress(Protocol):
     """What a run tells its display."""
 

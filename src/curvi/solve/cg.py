@@ -5,10 +5,9 @@ import jax.numpy as jnp
 
 from curvi.curvature import BlockDiagonal
 from curvi.record.plain import register
-from curvi.solve.loops import COMPILED
 from curvi.solve.solution import SolveOutcome, Solver
 from curvi.solve.system import check_system, conclude, default_tolerance, norm
-from curvi.solve.truncated_cg import truncated_cg
+from curvi.solve.truncated_cg import COMPILED, truncated_cg
 
 
 @register

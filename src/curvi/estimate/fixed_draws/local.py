@@ -10,8 +10,7 @@ from curvi.curvature import BlockDiagonal
 from curvi.estimate.fixed_draws.expansion import Expansion
 from curvi.estimate.fixed_draws.noise import FixedNoise
 from curvi.estimate.hybrid import Weighted
-from curvi.estimate.local import LocalModel
-from curvi.estimate.noise import GroupNoise
+from curvi.estimate.local import GroupNoise, LocalModel
 from curvi.family.path import NormalPath
 from curvi.record.pytree import pytree
 

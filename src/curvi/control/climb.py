@@ -66,7 +66,7 @@ def _residual(square: float) -> float:
 
 def climb_step(objective: Objective, local: FixedDrawsModel, radius: float, gain_tolerance: float) -> Climbed:
     """One step up the ELBO on fixed noise; the climb is over where it promised less than `gain_tolerance` nats."""
-    resolution = float(np.finfo(objective.dtype).eps)
+    resolution = objective.resolution
     step = trust_region_step(local, radius, _residual, MAX_PRODUCTS, HOST)
     trial = objective(objective.admit(local.params + step.direction), local.fixed)
     # Below the rounding of the value a ratio means nothing: such a step counts as predicted.

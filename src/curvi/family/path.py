@@ -126,6 +126,8 @@ class NormalPath(Path):
     def __init__(self, num_factors: int):
         self.size = num_factors
         self._entropy_gradient = np.tile([0.0, 1.0], num_factors)
+        self._half = np.full(num_factors, 2**-0.5)
+        self._last: tuple[np.ndarray | None, np.ndarray] = (None, self._half)
 
     def __eq__(self, other):
         return type(other) is NormalPath and other.size == self.size
@@ -152,7 +154,7 @@ class NormalPath(Path):
     # -- on the host --------------------------------------------------------------------------------------------------
 
     def coordinates(self, params):
-        return np.concatenate([params[0::2], np.exp(params[1::2])])
+        return np.concatenate([params[0::2], self.scale(params)])
 
     def tangent(self, params, direction):
         return np.concatenate([direction[0::2], self.scale(params) * direction[1::2]])
@@ -169,7 +171,10 @@ class NormalPath(Path):
         return v[..., 0::2]
 
     def scale(self, params: np.ndarray) -> np.ndarray:
-        return np.exp(params[..., 1::2])
+        """The scales; those of the last parameters are kept, since every part of an evaluation asks for them."""
+        if params is not self._last[0]:
+            self._last = (params, np.exp(params[..., 1::2]))
+        return self._last[1]
 
     def log_scale_entries(self, v: np.ndarray) -> np.ndarray:
         """The entries that belong to ln scales, to be changed in place."""
@@ -191,7 +196,7 @@ class NormalPath(Path):
 
     def spreads(self, params: np.ndarray) -> np.ndarray:
         """The inverse root of the Fisher information, which is diagonal."""
-        return _interleave(self.scale(params), np.full(self.size, 2**-0.5))
+        return _interleave(self.scale(params), self._half)
 
     def whitened_scores(self, noise: np.ndarray) -> np.ndarray:
         """Scores in coordinates where the Fisher information is the identity: e and (e^2 - 1) / sqrt 2 a factor."""

@@ -39,6 +39,7 @@ class Objective:
         self.target, self.q, self.key, self.capacity = target, q, key, capacity
         self.path = q.path
         self.dimension, self.num_params, self.dtype = q.noise_size, q.num_params, np.dtype(q.params.dtype)
+        self.resolution = float(np.finfo(self.dtype).eps)
         self.num_score_params = q.num_score_params
         self.pathwise_params = q.pathwise_params
         self._max_abs_params = q.max_abs_params

@@ -4,6 +4,7 @@ from curvi import curvature as curvature
 from curvi import estimate as estimate
 from curvi import factors as factors
 from curvi import methods as methods
+from curvi import moved as _moved
 from curvi import solve as solve
 from curvi.adapters.numpyro import from_numpyro as from_numpyro
 from curvi.adapters.pymc import from_pymc as from_pymc
@@ -17,7 +18,6 @@ from curvi.model.black_box import BlackBoxError as BlackBoxError
 from curvi.model.factored import FactoredTarget as FactoredTarget
 from curvi.model.minibatch import MinibatchTarget as MinibatchTarget
 from curvi.model.target import Target as Target
-from curvi.moved import find_old_names
 from curvi.outcome import Outcome as Outcome
 from curvi.record.version import VERSION
 from curvi.results import Fit as Fit
@@ -25,4 +25,4 @@ from curvi.results import load as load
 
 __version__ = VERSION
 
-find_old_names()
+_moved.find_old_names()

@@ -32,6 +32,7 @@ Q = MeanField(TARGET)
 
 def exact_elbo(params):
     """By enumeration and quadrature."""
+    params = jnp.asarray(params)
     q = Q.replace(params)
     states = jnp.asarray([(a, b, k) for a in (0, 1) for b in (0, 1) for k in (0, 1, 2)])
     names = [slot.latent.name for slot in Q.layout.slots]

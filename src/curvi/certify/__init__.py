@@ -1,1 +1,1 @@
-"""How many nats are left to gain, how sure that is, and whether the derivatives can be believed."""
+"""The remaining gain in nats, its standard error, and consistency checks of the derivatives."""

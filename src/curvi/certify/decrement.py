@@ -1,9 +1,9 @@
-"""A certificate: how many nats are left to gain at q, with a standard error, on fresh draws.
+"""A certificate: the remaining gain at q in nats, with a standard error, on fresh draws.
 
-The Newton decrement g'(-H)^-1 g / 2 with the best curvature that the target allows, whatever the method that led to
-q: first-order methods cannot see flat directions, along which a small gradient still leaves much to gain. Infinite
-where -H is not positive definite, which a solve with a random right-hand side looks for besides: at a symmetric
-saddle, mirrored draws give a gradient without any part along the way up.
+The Newton decrement g'(-H)^-1 g / 2 with the best curvature that the target allows, for any method that led to q:
+first-order methods miss flat directions, along which a small gradient still leaves much to gain. Infinite where -H is
+not positive definite, which is also tested by a solve with a random right-hand side: at a symmetric saddle, the
+gradient on mirrored draws has no component along the direction of increase.
 """
 
 import equinox as eqx
@@ -51,8 +51,8 @@ def _certify(target: AbstractTarget, q: Family, key):
     found = newton_step(local, local.curvature, solver, jnp.inf, 1.0, 0.0, not pathwise, key_solve)
     gain, num_products = found.remaining_gain, found.step.num_products
     if pathwise:
-        # Score curvature is left out: its own noise would be taken for a way up, and independent draws point in all
-        # directions anyway.
+        # Not for score curvature, whose noise may look like negative curvature; its independent draws do not share
+        # the symmetry.
         operator = local.curvature.whiten(local.fisher.factorise()).scale(-1.0)
         probe = _PROBE(operator, jax.random.normal(key_probe, local.grad.shape, local.grad.dtype))
         gain = jnp.where(probe.code == SolveOutcome.NEGATIVE_CURVATURE, jnp.inf, gain)

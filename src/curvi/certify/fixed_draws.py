@@ -1,4 +1,4 @@
-"""How many nats are left to gain, and how sure that is: the Newton decrement on fresh fixed draws."""
+"""The remaining gain and its standard error: the Newton decrement on fresh fixed draws."""
 
 import dataclasses
 
@@ -16,13 +16,13 @@ _RESIDUAL = 1e-3
 
 
 def solve(local: FixedDrawsModel, rhs: np.ndarray, max_products: int = MAX_PRODUCTS) -> Solved:
-    """-H x = rhs."""
+    """The solution x of -H x = rhs."""
     return solve_curvature(local, rhs, _RESIDUAL, max_products, HOST)
 
 
 @dataclasses.dataclass(frozen=True)
 class Bias:
-    """What the finite draws of a round cost: nats, and the error of the parameters behind them."""
+    """The bias from the finite draws of a round: in nats, and a copy of the error of the parameters."""
 
     nats: float
     definite: bool
@@ -30,7 +30,7 @@ class Bias:
 
 
 def draws_bias(local: FixedDrawsModel) -> Bias:
-    """tr((-H)^-1 Cov g) / 2 nats, by one solve with a copy of the gradient's noise."""
+    """tr((-H)^-1 Cov g) / 2 nats, estimated by one solve with a copy of the gradient's noise."""
     found = solve(local, local.noise.copy())
     nats = as_finite_or_inf(found.decrement) if found.definite else np.inf
     return Bias(nats, bool(np.isfinite(nats)), found.x)
@@ -39,8 +39,8 @@ def draws_bias(local: FixedDrawsModel) -> Bias:
 def remaining_gain(
     objective: Objective, params: np.ndarray, stream: tuple[int, ...], num_draws: int
 ) -> tuple[Gain, FixedDrawsModel]:
-    """The Newton decrement on fresh draws, less what the noise of their gradient adds to it; and the model there."""
-    # Many parts tell the error best, as long as each has draws enough for its moments to match, and sees all rows.
+    """The Newton decrement on fresh draws, corrected for the noise of the gradient, and the local model."""
+    # Many parts give the best standard error, if each has enough draws for matched moments and uses all rows.
     least = CHUNK if objective.expansion is not None else max(CHUNK, 2 * objective.dimension)
     least = max(least, objective.source.epoch)
     num_parts = next((parts for parts in (8, 4) if num_draws >= parts * least), 2)

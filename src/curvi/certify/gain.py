@@ -1,4 +1,4 @@
-"""How much is left to gain, when that is little enough, and what is said where it is not."""
+"""The remaining gain, the rule of convergence, and the outcome where it is not met."""
 
 import dataclasses
 
@@ -12,20 +12,20 @@ NUM_ERRORS = 2.0
 
 @dataclasses.dataclass(frozen=True)
 class Gain:
-    """Nats still to be gained at this optimum.
+    """The remaining gain at this optimum.
 
     Attributes
     ----------
     nats, error
-        The remaining gain and its standard error; infinite where it is unknown.
+        The remaining gain in nats and its standard error; infinite where it is unknown.
     doubt
-        What contradicts the derivatives that it rests on, None where nothing does.
+        The failed consistency check of the derivatives, None if there is none.
     weights
-        One weight a parameter: those that show the trouble most, if there is any.
+        One weight per parameter, large for those that show a problem most; None without a problem.
     copies
         Copies of the error that finite draws leave in the parameters.
     counts
-        Calls that it cost.
+        Evaluations spent on it.
     """
 
     nats: float
@@ -36,7 +36,7 @@ class Gain:
     counts: CallCounts = dataclasses.field(default_factory=CallCounts)
 
     def within(self, tolerance: float) -> bool:
-        """The rule of convergence: the remaining gain and two standard errors are at most `tolerance`."""
+        """The rule of convergence: the remaining gain plus two standard errors is at most `tolerance`."""
         return self.doubt is None and self.nats + NUM_ERRORS * self.error <= tolerance
 
     @property
@@ -48,7 +48,7 @@ UNKNOWN = Gain(np.inf, np.inf)
 
 
 def unfinished(gain: Gain, tolerance: float) -> Outcome:
-    """The verdict on a fit that ended before its remaining gain was within the tolerance."""
+    """The outcome of a fit that ended before its remaining gain was within the tolerance."""
     if gain.doubt is not None:
         return gain.doubt
     if not gain.known:
@@ -57,6 +57,6 @@ def unfinished(gain: Gain, tolerance: float) -> Outcome:
 
 
 def as_finite_or_inf(value) -> float:
-    """A remaining gain as a Python number; what is not a number says nothing, and so counts as infinite."""
+    """A remaining gain as a Python number; NaN counts as infinite."""
     number = float(value)
     return float("inf") if np.isnan(number) else number

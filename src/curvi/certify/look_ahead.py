@@ -1,7 +1,7 @@
-"""What is left to gain where the steps ran out: climb on without moving q, and compare both ends on fresh draws.
+"""The remaining gain of a fit that ran out of steps: climb on without moving q, and compare both ends on fresh draws.
 
-Far from a maximum the Newton decrement is that of a quadratic which the ELBO is not: of x - exp(x), say, it promises
-half of what there is, and where the ELBO curves upwards nothing at all. Steps that are taken see the ELBO as it is.
+Far from a maximum the ELBO is not quadratic, and the Newton decrement is wrong: for x - exp(x) it predicts half of the
+gain, and where the curvature is negative it is not defined. Actual steps measure the ELBO itself.
 """
 
 import dataclasses
@@ -18,12 +18,12 @@ from curvi.family.path import NormalPath
 
 @dataclasses.dataclass(frozen=True)
 class Ahead:
-    """Where a look ahead came to, and what is left to gain from there."""
+    """The end of a look ahead, and the remaining gain from there."""
 
     params: np.ndarray
     left: float  # nats
     error: float
-    done: bool  # whether the climb came to its end
+    done: bool  # whether the climb converged
 
 
 def look_ahead(
@@ -34,14 +34,14 @@ def look_ahead(
     max_steps: int,
     stream: tuple[int, ...],
 ) -> Ahead:
-    """Climb from a local model on the noise that it has, at most `max_steps` far."""
+    """Climb from a local model on its own noise, with at most `max_steps` steps."""
     end = None if local.finite() else End.BAD_START
     while end is None and max_steps > 0:
         climbed = climb_step(objective, local, radius, gain_tolerance)
         local, radius, end, max_steps = climbed.local, climbed.radius, climbed.end, max_steps - 1
     if end is End.DONE and not objective.num_score_params:
-        # The maximum on these draws: the true one is as much higher as their bias, of which this is a single copy.
-        # Weighted draws may not show a value of a discrete latent at all, and would not know what they miss.
+        # At the maximum on these draws the remaining gain is their bias, estimated here from a single copy. Not for
+        # weighted draws, which may miss a value of a discrete latent entirely.
         bias = draws_bias(local).nats
         return Ahead(local.params, bias, bias, True)
     rest, _ = remaining_gain(objective, local.params, stream, local.fixed.num_draws)
@@ -53,7 +53,7 @@ def gained_between(
 ) -> tuple[float, float] | None:
     """How much higher the ELBO is at `after` than at `before`, and its standard error, on the same draws.
 
-    None where these are drawn at `before` and say little of `after`.
+    None if these were drawn at `before` and the effective sample size at `after` is too small.
     """
     here, there = (objective(params, fixed) for params in (before, after))
     if there.effective < LEAST_EFFECTIVE:

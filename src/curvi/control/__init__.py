@@ -1,3 +1,3 @@
-"""Controls: from predicted and actual gain, with its standard error, to the next scalar."""
+"""Controls: the next trust radius from predicted and actual gain, with its standard error."""
 
 from curvi.control.radius import RadiusControl as RadiusControl

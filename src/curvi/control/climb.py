@@ -1,4 +1,4 @@
-"""One step of Newton's method on fixed noise: the step inside a ball, and the verdict of the same noise on it."""
+"""One trust-region Newton step on fixed noise, accepted or rejected on the same noise."""
 
 import dataclasses
 import enum
@@ -13,9 +13,10 @@ from curvi.solve.truncated_cg import HOST
 
 _RESIDUAL, _LEAST_RESIDUAL = 0.2, 1e-3
 MAX_PRODUCTS = 200
-# Of weighted draws: no step to where a smaller share counts, and new draws where the share is smaller.
+# Effective sample size of weighted draws, as a share: steps to less than the first are rejected, and below the second
+# new draws are made.
 LEAST_EFFECTIVE, _ENOUGH_EFFECTIVE = 0.25, 0.5
-# Values on common draws have no error: a step that gains a twentieth of what was predicted is taken.
+# Differences on common draws are exact: a step that gains a twentieth of the prediction is accepted.
 ON_FIXED_DRAWS = RadiusControl(
     initial=6.0,
     largest=np.inf,
@@ -30,7 +31,7 @@ ON_FIXED_DRAWS = RadiusControl(
 
 
 class End(enum.Enum):
-    """How a climb ended."""
+    """The reason why a climb ended."""
 
     DONE = "a step promised less than was asked for"
     STUCK = "no step was short enough to be predicted"
@@ -42,34 +43,34 @@ class End(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Climbed:
-    """Where one step led."""
+    """The result of one step."""
 
     local: FixedDrawsModel
     radius: float
-    predicted: float  # nats that were promised, infinite where curvature was negative
+    predicted: float  # predicted gain in nats, infinite for negative curvature
     accepted: bool
     num_products: int
     end: End | None
 
 
 def end_at_start(objective: Objective, local: FixedDrawsModel) -> End | None:
-    """How a climb ends before its first step, None where it can begin."""
+    """The reason why a climb cannot begin, None where it can."""
     if not local.finite():
         return End.BAD_START
     return End.MISLED if objective.misled(local) else None
 
 
 def _residual(square: float) -> float:
-    """Inexact Newton (Eisenstat and Walker 1996): digits as the gradient vanishes, so that the end is superlinear."""
+    """Inexact Newton (Eisenstat and Walker 1996): smaller as the gradient vanishes, for superlinear convergence."""
     return min(_RESIDUAL, max(square**0.25, _LEAST_RESIDUAL))
 
 
 def climb_step(objective: Objective, local: FixedDrawsModel, radius: float, gain_tolerance: float) -> Climbed:
-    """One step up the ELBO on fixed noise; the climb is over where it promised less than `gain_tolerance` nats."""
+    """One step up the ELBO on fixed noise; the climb ends where its predicted gain is below `gain_tolerance` nats."""
     resolution = objective.resolution
     step = trust_region_step(local, radius, _residual, MAX_PRODUCTS, HOST)
     trial = objective(objective.admit(local.params + step.direction), local.fixed)
-    # Below the rounding of the value a ratio means nothing: such a step counts as predicted.
+    # Below the rounding error of the value a ratio is meaningless: such a step counts as predicted.
     rounding = 20 * resolution * (abs(trial.value) + 1)
     lost = step.predicted <= rounding
     actual = trial.value - local.value
@@ -78,7 +79,7 @@ def climb_step(objective: Objective, local: FixedDrawsModel, radius: float, gain
     if not trial.finite() or trial.effective < LEAST_EFFECTIVE:
         actual = -np.inf
     accepted, next_radius = ON_FIXED_DRAWS(radius, step.predicted, step.divergence, step.at_edge, actual, 0.0, HOST)
-    # A gain that the control variate made up: the q before this step is the last to be trusted.
+    # The gain may be an artefact of the control variate: keep the q before this step.
     misled = accepted and objective.misled(trial)
     accepted, radius = (False, radius) if misled else (accepted, next_radius)
     local = trial if accepted else local

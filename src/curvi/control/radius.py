@@ -1,8 +1,8 @@
-"""The trust radius in nats, moved by a ratio test that knows its own noise.
+"""The trust radius in nats, adapted by a ratio test that accounts for noise.
 
-The actual gain is a difference of two estimates. Below its standard error it says nothing of the model's quality, so
-the radius moves only on evidence: a clear shortfall shrinks it, a gain in line with the prediction at the edge lets it
-grow, a clear loss is rejected. On fixed draws the difference is exact, and its standard error is zero.
+The actual gain is a difference of two estimates. Below its standard error it says nothing about the model, so the
+radius changes only on evidence: a significant shortfall shrinks it, a gain near the prediction at the edge lets it
+grow, and a significant loss is rejected. On fixed draws the difference is exact, and its standard error is zero.
 """
 
 from curvi.record.plain import register
@@ -13,22 +13,22 @@ from curvi.solve.truncated_cg import COMPILED, Loop
 @register
 @pytree
 class RadiusControl:
-    """Next radius and verdict from predicted and actual gain (Nocedal and Wright 2006, algorithm 4.1, with errors).
+    """Acceptance and next radius from predicted and actual gain (Nocedal and Wright 2006, algorithm 4.1, with noise).
 
     Attributes
     ----------
     initial, largest, smallest
         Radius in nats at the start, and its bounds.
     num_errors
-        How many standard errors of evidence a rejection needs.
+        Standard errors of evidence needed for a rejection.
     least_ratio
-        Share of the predicted gain that a step must have gained to be taken.
+        Least ratio of actual to predicted gain for an accepted step.
     shrink_taken, shrink_refused
-        What is left of the ball, or of the step if that was shorter, after a step that was taken though poor, and
-        after one that was refused.
+        Factors for the radius, or for the size of the step if that was smaller, after an accepted step with a poor
+        ratio, and after a rejected step.
     growth, fast_growth
-        By how much the ball grows after a step to its edge that gained three quarters of the prediction, and after
-        one that gained nine tenths.
+        Factors for the radius after a step to the edge that gained three quarters of the prediction, and after one
+        that gained nine tenths.
     """
 
     initial: float = 1.0
@@ -42,13 +42,13 @@ class RadiusControl:
     fast_growth: float = 2.0
 
     def __call__(self, radius, predicted, divergence, at_edge, actual, actual_se, loop: Loop = COMPILED):
-        """Whether to take a step that covered `divergence` nats, and the next radius.
+        """Whether to accept a step of size `divergence` in nats, and the next radius.
 
         The fractions 1/4 and 3/4 are Nocedal and Wright's.
         """
         xp, choose = loop.xp, loop.choose
         most = actual + self.num_errors * actual_se
-        # Written so that a gain that is not a number is refused.
+        # Written so that a NaN gain is rejected.
         accept = most >= self.least_ratio * predicted
         fine = most >= 0.25 * predicted
         likely = actual + actual_se

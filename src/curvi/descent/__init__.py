@@ -1,4 +1,4 @@
-"""Descents: from a local model and one scalar, the trust radius in nats, to a step."""
+"""Descents: a step from a local model and the trust radius in nats."""
 
 from curvi.descent.newton import NewtonStep as NewtonStep
 from curvi.descent.newton import Step as Step

@@ -1,6 +1,6 @@
 """The trust-region step and the remaining gain of a small dense model, in Fisher-whitened coordinates, on the host.
 
-    maximise  b' p - p' A p / 2   subject to  |p|^2 / 2 <= radius,        A = I - B symmetric, not always definite.
+    maximise  b' p - p' A p / 2   subject to  |p|^2 / 2 <= radius,        A = I - B symmetric, possibly indefinite.
 
 One eigendecomposition of A serves the step (More and Sorensen 1983, the hard case included) and the decrement.
 """
@@ -15,7 +15,7 @@ from curvi.record.pytree import pytree
 @register
 @pytree
 class Eigen:
-    """H = -A of whitened coordinates, by the eigenvalues and eigenvectors of A."""
+    """H = -A in whitened coordinates, given by the eigenvalues and eigenvectors of A."""
 
     values: np.ndarray
     vectors: np.ndarray
@@ -59,7 +59,7 @@ class DenseModel(LocalModel[np.ndarray, Eigen, Whitened]):
 
     @classmethod
     def make(cls, value: float, value_se: float, slope, covariance, pairs) -> "DenseModel":
-        """From the slope b with its covariance, and B; None stands for no B at all."""
+        """The model with the slope b, its covariance, and B (`pairs`; None for zero)."""
         size = len(slope)
         eigen = Eigen(np.ones(size), np.eye(size)) if pairs is None else Eigen(*np.linalg.eigh(np.eye(size) - pairs))
         return cls.with_curvature(value, value_se, slope, covariance, eigen)
@@ -78,8 +78,8 @@ class DenseModel(LocalModel[np.ndarray, Eigen, Whitened]):
         return bool(np.all(np.isfinite(self.noise.covariance)))
 
     def remaining_gain(self) -> tuple[float, float]:
-        """The Newton decrement and its standard error; infinite where A is not definite, or nothing is known of the
-        noise.
+        """The Newton decrement and its standard error; infinite where A is not definite or the noise is
+        unknown.
         """
         if not (self.definite and self._noise_known):
             return np.inf, np.inf
@@ -87,13 +87,13 @@ class DenseModel(LocalModel[np.ndarray, Eigen, Whitened]):
         return float(gain), float(error)
 
     def noise_gain(self) -> float:
-        """Nats that the noise of b costs on average when a whole step is taken: tr(A^-1 C) / 2."""
+        """Expected loss in nats from the noise of b if a full Newton step is taken: tr(A^-1 C) / 2."""
         if not (self.definite and self._noise_known):
             return np.inf
         return float(self.noise.through(self.curvature.solve)[0]) / 2
 
     def step(self, radius: float) -> np.ndarray:
-        """The maximiser inside the ball."""
+        """The maximiser of the model inside the ball."""
         slope = self.curvature.vectors.T @ self.grad
         length = np.sqrt(2 * radius)
         if self.definite and np.linalg.norm(slope / self.curvature.values) <= length:
@@ -103,7 +103,7 @@ class DenseModel(LocalModel[np.ndarray, Eigen, Whitened]):
         step = slope / (self.curvature.values + shift)
         short = length**2 - step @ step
         if short > 1e-6 * length**2 and self.curvature.values[0] <= 0:
-            # Hard case: the slope has no part along the way up. Either sign will do.
+            # Hard case: the slope is orthogonal to the direction of negative curvature. Either sign is valid.
             step[0] += np.sqrt(short)
         return self.curvature.vectors @ step
 
@@ -119,6 +119,6 @@ class DenseModel(LocalModel[np.ndarray, Eigen, Whitened]):
         return high
 
     def predicted(self, step) -> float:
-        """Gain in nats that the model expects of a step."""
+        """Gain in nats that the model predicts for a step."""
         along = self.curvature.vectors.T @ step
         return float(self.grad @ step - along @ (self.curvature.values * along) / 2)

@@ -1,8 +1,8 @@
 """Newton and natural-gradient steps inside a ball of given Kullback-Leibler divergence.
 
-Everything happens in whitened coordinates, p_white = L' p with L L' the metric, the Fisher information or what stands
-for it: there the natural gradient is the gradient, the metric preconditions every solver without being mentioned, and
-|p_white|^2 / 2 is the divergence between q and the moved q in nats.
+All computations are in whitened coordinates, p_white = L' p with L L' the metric (the Fisher information or a
+substitute). There the natural gradient is the gradient, every solver is preconditioned by the metric, and
+|p_white|^2 / 2 approximates the divergence between q and the moved q in nats.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from curvi.solve.truncated_cg import ArrayT, Loop, Scalar, truncated_cg
 
 @pytree
 class Step:
-    """A step and what the model expects of it.
+    """A step and the model's prediction for it.
 
     Attributes
     ----------
@@ -30,13 +30,13 @@ class Step:
     predicted
         Gain in nats that the local model predicts for it.
     divergence
-        |p|^2 / 2 in the metric: the divergence it covers, in nats.
+        |p|^2 / 2 in the metric: its size in nats.
     at_edge
         Whether the ball, rather than the model's maximum along the direction, set its length.
     definite
         Whether no direction of negative curvature was met.
     num_products
-        Products with the curvature.
+        Number of Hessian-vector products.
     """
 
     direction: Any
@@ -49,7 +49,7 @@ class Step:
 
 @pytree
 class NewtonStep:
-    """A step with what its solve tells of the model.
+    """A step, with the remaining gain from its solve.
 
     Attributes
     ----------
@@ -59,10 +59,10 @@ class NewtonStep:
         The Newton decrement g'(-H)^-1 g / 2, corrected for the noise of g, and its standard error; infinite where -H
         is not definite.
     gradient_gain, gradient_gain_se
-        The same with the Fisher information in place of -H, g'F^-1 g / 2: whether the gradient stands out of its
-        noise, whatever the curvature.
+        The same with the Fisher information in place of -H, g'F^-1 g / 2: whether the gradient exceeds its
+        noise, for any curvature.
     shrinkage
-        How much of the estimated departure of -H from F was used, 0 (natural gradient) to 1.
+        The share of the estimated -H - F that was used, 0 (natural gradient) to 1.
     num_copies
         Fresh copies of the curvature that the solver drew.
     """
@@ -88,9 +88,9 @@ def trust_region_step(
     max_products: int,
     loop: Loop,
 ) -> Step:
-    """The step that conjugate gradients find inside the ball.
+    """The step inside the ball by truncated conjugate gradients.
 
-    `residual` takes |b|^2, b the whitened gradient, and gives the relative residual at which they may stop.
+    `residual` maps |b|^2, with b the whitened gradient, to the relative residual at which they stop.
     """
     root = local.root()
     b = root.solve(local.grad)
@@ -116,8 +116,8 @@ def trust_region_step(
 
 @pytree
 class Solved:
-    """The solution of -H x = b in the flat parameters, and b'x / 2; where -H is not definite, a direction x that says
-    so.
+    """The solution of -H x = b in the flat parameters, and b'x / 2; where -H is not definite, x is a
+    direction of negative curvature.
     """
 
     x: Any
@@ -140,7 +140,7 @@ def solve_curvature(
         max_products=max_products,
         unfinished=lambda rest, product: product > limit,
     )
-    # Left at zero, x would read like nothing to gain.
+    # x = 0 would suggest that nothing is left to gain.
     x = loop.choose(found.negative, lambda: found.direction, lambda: found.x)
     return Solved(root.solve_transpose(x), white @ x / 2, ~found.negative, found.num_products)
 
@@ -148,7 +148,7 @@ def solve_curvature(
 def newton_step(
     local: Estimated, curvature: Operator, solver: Solver, radius, length, damping: float, shrink: bool, key
 ) -> NewtonStep:
-    """The step of (-H + damping F) p = g by any solver, clipped to the divergence `radius`; the natural gradient where
+    """The step p of (-H + damping F) p = g by any solver, clipped to the divergence `radius`; the natural gradient if
     the solve fails.
 
     `length` multiplies the step (1 except when averaging out noise). With `shrink`, -H is first shrunk towards F by
@@ -176,7 +176,7 @@ def newton_step(
 
     gain, gain_se = local.decrement(solve, root.solve_transpose(solution.x))
     num_products = sum(found.num_products for found in solutions) + 1
-    # Where the solve failed, or found a direction of negative curvature, nothing bounds what is left to gain.
+    # If the solve failed or found negative curvature, the remaining gain is unbounded.
     definite = usable & (solution.code != SolveOutcome.NEGATIVE_CURVATURE)
     return NewtonStep(
         _clip(root, direction, slope, bend, radius, length, definite, num_products),
@@ -206,8 +206,8 @@ def natural(root: Root[ArrayT]) -> Callable[[ArrayT], ArrayT]:
 def shrinkage(local: Estimated, root: BlockFactor, key, num_probes: int = 8):
     """The share of the estimated -H - F that is signal: <C1, C2> / |(C1 + C2)/2|^2 over two half-sample estimates.
 
-    C = F^-1/2 (-H) F^-1/2 - I. Inner products of matrices are traces, taken by random signs (Hutchinson 1990), so
-    nothing dense is formed.
+    C = F^-1/2 (-H) F^-1/2 - I. Inner products of matrices are traces, estimated with random signs (Hutchinson
+    1990), so no dense matrix is formed.
     """
     if local.curvature_halves is None:
         return jnp.ones((), local.grad.dtype)
@@ -245,5 +245,5 @@ _TRUSTED = (
 
 
 def _trusted(code):
-    """Whether x may serve as a direction; its sign and bend are checked besides."""
+    """Whether x may be used as a direction; its slope and curvature are checked separately."""
     return jnp.any(code == jnp.asarray([int(outcome) for outcome in _TRUSTED]))

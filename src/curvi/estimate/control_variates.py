@@ -1,12 +1,11 @@
-"""Control variates for the score gradient: terms f_i = w_i s_i lose what the scores, whose mean is known to be zero,
-explain of them.
+"""Control variates for the score gradient: the terms f_i = w_i s_i are regressed on the scores, whose mean is zero.
 
     f_i - A s_i,      A = Cov(f, s) Var(s)^-1
 
 with A a number (Paisley, Blei and Jordan 2012), one number per parameter (Ranganath, Gerrish and Blei 2014), or a
 matrix (Wang, Chen, Smola and Xing 2013; here over all parameters, by least squares). A fitted on the draws it is
-applied to would bias the gradient, so the draws are cut in two halves and each half uses the coefficients of the
-other.
+applied to would bias the gradient, so the draws are split into two halves, and each half uses the coefficients of
+the other.
 """
 
 from abc import abstractmethod
@@ -20,14 +19,14 @@ from curvi.record.plain import register
 
 
 class ControlVariate(eqx.Module):
-    """A way to fit the coefficients."""
+    """A method to fit the coefficients A."""
 
     @abstractmethod
     def fit(self, terms: Float[Array, "S P"], scores: Float[Array, "S P"]) -> Callable[[Array], Array]:
         """The coefficients A on these draws, as a function that maps scores to explained terms."""
 
     def reduce(self, terms: Float[Array, "S P"], scores: Float[Array, "S P"], unit: int) -> Float[Array, "S P"]:
-        """Terms with the same mean and less noise; halves are cut between independent units."""
+        """Terms with the same mean and less noise; halves are split between independent units."""
         num_units = terms.shape[0] // unit
         if num_units < 2:
             return terms
@@ -56,7 +55,7 @@ class ParameterControl(ControlVariate):
 
 @register
 class MatrixControl(ControlVariate):
-    """A full matrix of coefficients by ridge regression (Wang et al. 2013); needs more draws than parameters to pay.
+    """A full matrix of coefficients by ridge regression (Wang et al. 2013); needs more draws than parameters.
 
     Parameters
     ----------

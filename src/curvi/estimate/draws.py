@@ -1,8 +1,8 @@
 """Draws from q: independent, antithetic, or scrambled Sobol points.
 
-Dependent draws cover the space better, but a leave-one-out baseline is unbiased only if what it averages is
-independent of the draw it is used for. So every kind says in `unit` how many consecutive draws depend on one another:
-a unit is left out as a whole.
+Dependent draws cover the space better, but a leave-one-out baseline is unbiased only if the draws it averages are
+independent of the draw it is used for. `unit` is the number of consecutive draws that depend on one another; a unit is
+left out as a whole.
 """
 
 import functools
@@ -25,7 +25,7 @@ SOBOL_DIMENSIONS = 21_201  # SciPy's direction numbers (Joe and Kuo, 2008) end h
 
 
 class Draws(eqx.Module):
-    """A way to draw `num_draws` points from q, in working coordinates, with a leading axis."""
+    """A method to draw `num_draws` points from q, in working coordinates, along a leading axis."""
 
     @abstractmethod
     def sample(self, q: Family[DrawT], key: PRNGKeyArray, num_draws: int) -> DrawT:
@@ -33,7 +33,7 @@ class Draws(eqx.Module):
 
     @abstractmethod
     def noise(self, q: Family, key: PRNGKeyArray, num_draws: int) -> Float[Array, "S n"]:
-        """Standard normal noise for reparameterised draws, one row a draw."""
+        """Standard normal noise for reparameterised draws, one row per draw."""
 
     @abstractmethod
     def unit(self, q: Family, num_draws: int) -> int:
@@ -84,7 +84,7 @@ class Sobol(Draws):
     """Scrambled Sobol points in `num_scrambles` independent scrambles; beyond 21,201 dimensions, antithetic pairs.
 
     The net is scrambled once by SciPy (random linear matrices) and shifted digitally by the key, independently for
-    each scramble: given the net, every point is uniform and different scrambles are independent, at the price of one
+    each scramble: given the net, every point is uniform and different scrambles are independent, at the cost of one
     exclusive-or.
     """
 
@@ -118,7 +118,7 @@ class Sobol(Draws):
 def sobol_net(num_points: int, dimension: int, seed: int = 0) -> np.ndarray:
     """A scrambled Sobol net as 32-bit integers, (num_points, dimension)."""
     engine = qmc.Sobol(dimension, scramble=True, bits=32, rng=np.random.default_rng(seed))
-    # Drawn up to the next power of two, where the net is balanced, and cut.
+    # Drawn up to the next power of two, where the net is balanced, and truncated.
     return _to_bits(engine.random(2 ** math.ceil(math.log2(max(num_points, 1))))[:num_points])
 
 
@@ -132,8 +132,8 @@ def _to_bits(points) -> np.ndarray:
 
 
 def bits_to_unit(bits, dtype):
-    """Uniform numbers in the open unit interval. Single precision keeps 23 bits, centred, so that neither end is
-    reached.
+    """Uniform numbers in the open unit interval. Single precision keeps 23 bits, centred, which excludes both
+    ends.
     """
     if jnp.finfo(dtype).bits >= 64:
         return (bits.astype(dtype) + 0.5) * 2.0**-32

@@ -1,14 +1,14 @@
-"""Draws for q with factors of both kinds: some follow the parameters, the others stay and change their weights.
+"""Draws for q with both kinds of factor: some are reparameterised, the others use importance weights.
 
-A reparameterised factor moves its draw with its parameters (pathwise). Any other factor, that of a discrete latent say,
-keeps the value z that it drew from some r(z), and weighs it by w = q(z) / r(z); the derivative of w is q's score. With
-`before`, earlier parameters, and f = ln p(x, z) - ln q_before(z) the ELBO is
+The draw of a reparameterised factor moves with its parameters (pathwise). Any other factor, such as that of a discrete
+latent, keeps the value z drawn from some r(z), with importance weight w = q(z) / r(z); the derivative of ln w is q's
+score. With earlier parameters `before` and f = ln p(x, z) - ln q_before(z), the ELBO is
 
     E_r[w f] - KL(q_z || q_before) + H(q_x),
 
-smooth in all parameters, and so it is for fixed draws. ln q_before(z) is a control variate: near the optimum it leaves
-little of ln p to be correlated with the score, and nothing where the posterior lies in the family. r is q_before with
-rare values made less rare: a value that no draw has shown would seem to be right at whatever probability it has.
+smooth in all parameters, also for fixed draws. ln q_before(z) is a control variate: near the optimum little of ln p
+remains that correlates with the score, and nothing if the posterior lies in the family. r is q_before with a minimum
+probability for rare values: draws that miss a value say nothing about its probability.
 
 The mean over the draws is self-normalised, N / D with D the mean weight.
 """
@@ -23,8 +23,8 @@ from curvi.family import Family
 
 
 def weighed(density, q: Family, before):
-    """Of the draw that noise e gives, as a function of e and then of the parameters: ln p - ln q of what is weighed,
-    its weight, and the gradients of both.
+    """A function of noise e, then of the parameters: for the draw from e, ln p - ln q of the weighted factors, its
+    importance weight, and the gradients of both.
     """
     before = q.replace(before)
     r = before.with_min_probability()
@@ -51,7 +51,7 @@ def weighed(density, q: Family, before):
 
 @dataclasses.dataclass(frozen=True)
 class Weighted:
-    """A self-normalised mean N / D of weighted draws: what its second derivatives need."""
+    """A self-normalised mean N / D of weighted draws, with what its second derivatives need."""
 
     mean: float  # N / D
     total: float  # D
@@ -72,14 +72,14 @@ class Weighted:
 
     @property
     def effective(self) -> float:
-        """Effective share of the draws."""
+        """Effective sample size as a share of the draws."""
         return float(self.total**2 / np.mean(self.weights**2))
 
     def product(self, bent: np.ndarray, turned: np.ndarray, direction: np.ndarray) -> np.ndarray:
-        """The Hessian of N / D times `direction`, of those of N and D."""
+        """The Hessian-vector product of N / D with `direction`, from those of N (`bent`) and D (`turned`)."""
         across = self.slope * (self.grad @ direction) + self.grad * (self.slope @ direction)
         return (bent - self.mean * turned - across) / self.total
 
     def terms(self, values: np.ndarray) -> np.ndarray:
-        """One number a draw whose mean is N / D to first order, so that means over small parts make sense."""
+        """One number per draw whose mean is N / D to first order, so that means over small parts are meaningful."""
         return self.mean + self.weights * (values - self.mean) / self.total

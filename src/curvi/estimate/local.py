@@ -1,15 +1,15 @@
-"""The local quadratic model of the ELBO: what every estimator returns and every descent reads.
+"""The local quadratic model of the ELBO: returned by every estimator, used by every descent.
 
     L(Gamma + p) ~ value + grad' p + p' curvature p / 2
 
-It is the waist of the library: estimators on one side, solvers, descents and controls on the other, each written once,
-on the host (numpy) or inside of a program (JAX).
+It is the interface between estimators on one side and solvers, descents and controls on the other, on the host (numpy)
+or inside a program (JAX).
 
-What noise does to its Newton decrement: with g = mean gradient + noise, C the covariance of the noise and B = (-H)^-1,
+Noise in g biases the Newton decrement: with g = mean + noise, C the covariance of the noise and B = (-H)^-1,
 
     E[g'Bg] = (mean)'B(mean) + tr(BC),     Var(g'Bg / 2) = x'Cx + tr((BC)^2) / 2,     x = B g.
 
-Groups of independent draws know C by a sample, a regression by a formula.
+C is a sample covariance over groups of independent draws, or the closed form of a regression.
 """
 
 from collections.abc import Callable
@@ -39,16 +39,14 @@ class Noise(Protocol[ArrayT]):
         ...
 
     def through(self, solve: Callable[[ArrayT], ArrayT]) -> tuple[Scalar, Scalar]:
-        """tr(BC), and what the second part of the variance above and the error of the first number add up to, with
-        `solve` the map B.
-        """
+        """tr(BC), and the sum of tr((BC)^2) / 2 and the variance of half the first number; `solve` is the map B."""
         ...
 
 
 @register
 @pytree
 class GroupNoise(Generic[ArrayT]):
-    """Noise known by K independent estimates of the gradient, whose mean is the gradient; K = 1 knows nothing."""
+    """Noise estimated from K independent estimates of the gradient, whose mean is the gradient; unknown for K = 1."""
 
     groups: ArrayT  # (K, P)
 
@@ -61,13 +59,12 @@ class GroupNoise(Generic[ArrayT]):
         half = count // 2
         if half == 0:
             return float("nan") * self.groups[0]  # pyright: ignore[reportReturnType]  numpy does not say
-        # One half, or a little less where an odd number of groups makes the halves unequal and their difference
-        # noisier.
+        # One half, or a little less for an odd number of groups, where the difference of unequal halves is noisier.
         share = (half * (count - half)) ** 0.5 / count
         return share * (self.groups[:half].mean(0) - self.groups[half:].mean(0))
 
     def through(self, solve: Callable[[ArrayT], ArrayT]) -> tuple[Scalar, Scalar]:
-        """By one copy e of the noise: e'Be has mean tr(BC), and a variance of its own, tr((BC)^2) / 2 once more."""
+        """Estimates from one copy e of the noise: e'Be has mean tr(BC), and e'BCBe estimates the sum of variances."""
         e = self.copy()
         x = solve(e)
         return e @ x, self.variance_along(x)
@@ -76,7 +73,7 @@ class GroupNoise(Generic[ArrayT]):
 @register
 @pytree
 class CovarianceNoise(Generic[ArrayT]):
-    """Noise known by its covariance."""
+    """Noise given by its covariance."""
 
     covariance: ArrayT  # (P, P)
 
@@ -104,7 +101,7 @@ def num_groups(num_units: int) -> int:
 
 @register
 class Counts(eqx.Module):
-    """Calls of the model, each counted per draw."""
+    """Evaluations of the model, counted per draw."""
 
     log_density: Int[jax.Array, ""] | int = 0
     gradient: Int[jax.Array, ""] | int = 0
@@ -119,27 +116,27 @@ class Counts(eqx.Module):
 
 @runtime_checkable
 class Root(Protocol[ArrayT]):
-    """L of a metric L L' of the parameters: |L'p|^2 / 2 is the length of a step p in nats."""
+    """The root L of a metric L L' of the parameters: |L'p|^2 / 2 is the size of a step p in nats."""
 
     def solve(self, v: ArrayT) -> ArrayT:
-        """L^-1 v: takes a gradient to whitened coordinates."""
+        """L^-1 v: maps a gradient to whitened coordinates."""
         ...
 
     def solve_transpose(self, v: ArrayT) -> ArrayT:
-        """L^-T v: takes a step back from whitened coordinates."""
+        """L^-T v: maps a step back from whitened coordinates."""
         ...
 
 
 @runtime_checkable
 class Products(Protocol[ArrayT]):
-    """A symmetric matrix known by its products."""
+    """A symmetric matrix given by its matrix-vector products."""
 
     def mv(self, v: ArrayT) -> ArrayT: ...
 
 
 @runtime_checkable
 class Metric(Protocol[ArrayT]):
-    """A positive definite metric of the parameters: the Fisher information of q, or what stands for it."""
+    """A positive definite metric of the parameters: the Fisher information of q, or a substitute."""
 
     def factorise(self) -> Root[ArrayT]: ...
 
@@ -151,7 +148,7 @@ MetricT = TypeVar("MetricT", covariant=True)  # a kind of `Metric`; else the mod
 @register
 @pytree
 class LocalModel(Generic[ArrayT, CurvatureT, MetricT]):
-    """Value, gradient and curvature of the ELBO at one q, with what is needed to judge their noise.
+    """Value, gradient and curvature of the ELBO at one q, with the noise of each.
 
     Attributes
     ----------
@@ -160,18 +157,18 @@ class LocalModel(Generic[ArrayT, CurvatureT, MetricT]):
     grad
         Gradient in the flat parameters.
     curvature
-        Hessian of the ELBO, by its products.
+        Hessian of the ELBO, given by its Hessian-vector products.
     fisher
         Fisher information of q: metric, preconditioner, fallback.
     noise
-        What is known of the noise of `grad`.
+        Noise of `grad`.
     draw_values
-        One number a draw, whose mean is `value` up to what is known exactly: ln p - ln q, or ln p.
+        One number per draw, whose mean is `value` up to terms in closed form: ln p - ln q, or ln p.
     curvature_halves
-        Two independent estimates of the curvature from half the draws each, or None where it has no noise worth the
-        trouble.
+        Two independent estimates of the curvature from half the draws each, or None where its noise is negligible or
+        cannot be estimated.
     counts
-        Calls spent on this model.
+        Evaluations spent on this model.
     calls_per_product
         Hessian-vector products of the log density per product with `curvature` (0 where the curvature is stored).
     """
@@ -189,12 +186,12 @@ class LocalModel(Generic[ArrayT, CurvatureT, MetricT]):
 
     def root(self) -> Root[ArrayT]:
         """The root of the metric in which steps are measured."""
-        # What kind of metric the model has is for its subclasses to say.
+        # The type of metric is declared by subclasses.
         return self.fisher.factorise()  # pyright: ignore[reportAttributeAccessIssue]
 
     def decrement(self, solve: Callable[[ArrayT], ArrayT], x: ArrayT | None = None) -> tuple[Scalar, Scalar]:
-        """What is left to gain if the model holds, g'(-H)^-1 g / 2 less what the noise of g adds to it, and its
-        standard error; `solve` is the map (-H)^-1, `x` what it makes of the gradient, where that is known already.
+        """The remaining gain if the model holds, g'(-H)^-1 g / 2 less the bias from the noise of g, and its standard
+        error; `solve` is the map (-H)^-1, `x` its value at the gradient where that is known already.
         """
         x = solve(self.grad) if x is None else x
         added, variance = self.noise.through(solve)
@@ -205,11 +202,11 @@ class LocalModel(Generic[ArrayT, CurvatureT, MetricT]):
         return jnp.isfinite(self.value) & jnp.all(jnp.isfinite(self.grad))
 
 
-Estimated = LocalModel[jax.Array, Operator, BlockDiagonal]  # what is estimated inside of programs
+Estimated = LocalModel[jax.Array, Operator, BlockDiagonal]  # the local model of estimators inside programs
 
 
 @runtime_checkable
 class Estimator(Protocol):
-    """What makes a local model of a target around q."""
+    """Makes a local model of the ELBO of a target around q."""
 
     def __call__(self, target: AbstractTarget, q: Family, key: PRNGKeyArray) -> Estimated: ...

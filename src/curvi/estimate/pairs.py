@@ -5,19 +5,19 @@ With s~ = L^-1 s the scores whitened by the Fisher information F = L L' of each 
     1,   s~_a,   s~_a s~_b   (a, b parameters of different factors)
 
 are orthonormal under q, and the coefficients of r on them are, in whitened coordinates, the ELBO, its gradient (the
-natural gradient) and the blocks of its Hessian off the diagonal:
+natural gradient) and the off-diagonal blocks of its Hessian:
 
     r = L + b' s~ + s~' B s~ / 2 + residual,        L = E[r],  b = E[s~ r],  B_ab = E[s~_a s~_b r].
 
 The covariance form of the score estimator replaces the Gram matrix of the features by its expectation, the identity.
-Least squares uses that of the draws, so that what the features explain adds no noise: a log density in their span is
-fitted exactly. Products outnumber draws in all but small models. They carry a ridge, chosen by leaving one draw out
-in closed form from one eigendecomposition, of the Gram matrix of the products or, where these outnumber the draws, of
-their kernel
+Least squares uses that of the draws, so that the part explained by the features adds no noise: a log density in their
+span is fitted exactly. Products outnumber draws in all but small models. They have a ridge penalty, chosen by
+leave-one-out in closed form from one eigendecomposition, of the Gram matrix of the products or, where these outnumber
+the draws, of their kernel
 
     K_ij = (s~_i . s~_j)^2 / 2 - sum over factors (s~_i . s~_j restricted to the factor)^2 / 2.
 
-The same lines run on numpy (between batches of draws) and on JAX (inside a program): `xp` is the array module.
+The same code runs in numpy (on the host) and in JAX (inside a program): `xp` is the array module.
 """
 
 import dataclasses
@@ -25,14 +25,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-# Ridges in units of the number of draws, the size of the Gram matrix: from nothing to all but no products at all.
+# Ridges in units of the number of draws, from no penalty to almost no products.
 _RIDGES = np.concatenate([[1e-12, 1e-9, 1e-6, 1e-4], np.geomspace(1e-3, 1e3, 19)])
-_NO_INFORMATION = 1e-3  # a draw whose own leverage exceeds one minus this leaves no residual to speak of
+_NO_INFORMATION = 1e-3  # draws with a leverage above one minus this have no informative residual
 
 
 @dataclasses.dataclass(frozen=True)
 class PairLayout:
-    """Which parameters belong to one factor, and so which products count as pairs."""
+    """The factor of each parameter, which defines the products that count as pairs."""
 
     owner: np.ndarray  # factor of each parameter
 
@@ -43,7 +43,7 @@ class PairLayout:
 
     @property
     def across(self) -> np.ndarray:
-        """(P, P) mask of the entries off the block diagonal."""
+        """(P, P) mask of the entries outside the diagonal blocks."""
         return self.owner[:, None] != self.owner[None, :]
 
     def pairs(self) -> tuple[np.ndarray, np.ndarray]:
@@ -57,12 +57,12 @@ class PairLayout:
 
 
 class PairFit(NamedTuple):
-    """What the regression found, in whitened coordinates.
+    """The result of the regression, in whitened coordinates.
 
     Attributes
     ----------
     value, value_se
-        The intercept, an estimate of the ELBO freed of what scores and products explain, and its standard error.
+        The intercept, an estimate of the ELBO with scores and products as control variates, and its standard error.
     linear
         Coefficients b of the scores.
     influence
@@ -74,12 +74,12 @@ class PairFit(NamedTuple):
     draw_weights
         Where the kernel was used: B = sum_i draw_weights_i s~_i s~_i' off the block diagonal; else None.
     ridge
-        In units of the number of draws; infinite where leaving out says that products do not help.
+        In units of the number of draws; infinite where leave-one-out shows no benefit from products.
     residual_variance
         Mean square of `left_out`.
     complete
         Whether every score varies over the draws and no draw determines its own fit. If not, something has hardly been
-        seen (a rare value of a discrete latent), and residuals do not know it.
+        drawn (a rare value of a discrete latent), and residuals do not show it.
     """
 
     value: Any
@@ -95,7 +95,7 @@ class PairFit(NamedTuple):
 
     def covariance(self):
         """Covariance of `linear` by left-out residuals (MacKinnon and White 1985, HC3)."""
-        with np.errstate(invalid="ignore"):  # where residuals are infinite, so is the covariance, or it has no value
+        with np.errstate(invalid="ignore"):  # infinite residuals give an infinite or NaN covariance
             return (self.influence * self.left_out**2) @ self.influence.T
 
 
@@ -115,7 +115,7 @@ def fit_pairs(scores, response, weights, layout: PairLayout, xp=np, *, products:
     if ridge is None:
         ridge = _choose_ridge(xp, main, values, features, seen)
     amount = xp.where(xp.isfinite(ridge), ridge, 1.0) * scores.shape[0]
-    # Directions that the draws do not span hold rounding alone.
+    # Directions that the draws do not span contain only rounding errors.
     spanned = values > 1e-12 * xp.max(values)
     inverse = xp.where(xp.isfinite(ridge) & spanned, 1 / (values + amount), 0.0)
     coefficients = inverse * (back.T @ main.residual)
@@ -151,8 +151,8 @@ def main_effects(xp, scores, response, weights) -> MainEffects:
     root = xp.sqrt(weights)
     mean_score = xp.mean(weights[:, None] * scores, 0)
     y = root * (response - xp.mean(weights * response))
-    # Centred columns: a score that does not vary over the draws (a bit that is all but decided) drops out instead of
-    # passing for the intercept.
+    # Columns are centred, so that a score that does not vary over the draws (a nearly certain bit) drops out instead of
+    # being confounded with the intercept.
     left, spread, right = xp.linalg.svd(root[:, None] * (scores - mean_score), full_matrices=False)
     kept = spread > 1e-6 * xp.maximum(xp.max(spread), 1e-3 * scores.shape[0] ** 0.5)
     left = xp.where(kept, left, 0.0)
@@ -166,7 +166,7 @@ def main_effects(xp, scores, response, weights) -> MainEffects:
 
 
 def _kernel_basis(xp, main: MainEffects, layout: PairLayout):
-    """Eigenvalues of the projected kernel, its root, and the maps from and to coefficients of the draws."""
+    """Eigenvalues and eigenvectors of the projected kernel, its root, and the maps from and to draw coefficients."""
     whole = main.root[:, None] * pair_kernel(main.scores, layout, xp) * main.root[None, :]
     values, vectors = xp.linalg.eigh(main.project(main.project(whole).T))
     values = xp.maximum(values, 0.0)
@@ -184,7 +184,7 @@ def _product_basis(xp, main: MainEffects, layout: PairLayout):
 
 
 def _choose_ridge(xp, main: MainEffects, values, features, seen):
-    """The ridge with the least mean square of left-out residuals, infinite where none beats no products at all."""
+    """The ridge with the least mean square of left-out residuals, infinite where omitting products is better."""
     grid = xp.asarray(_RIDGES)
     inverse = 1 / (values[:, None] + main.root.shape[0] * grid)
     residuals = main.residual[:, None] - features @ (seen[:, None] * inverse)
@@ -218,7 +218,7 @@ def slope_map(scores):
 
 
 def pair_kernel(scores, layout: PairLayout, xp=np):
-    """K of the module's head, (S, S)."""
+    """The kernel K of the module docstring, (S, S)."""
     a, b = layout.inside()
     square, mixed = scores**2, scores[:, a] * scores[:, b]
     return ((scores @ scores.T) ** 2 - square @ square.T - 2 * mixed @ mixed.T) / 2
@@ -230,9 +230,9 @@ def pair_part(scores, pairs):
 
 
 def _leave_out(xp, residual, leverage):
-    """Residuals of draws when they are left out; where a draw determines its own fit, the typical one.
+    """Leave-one-out residuals; for draws that determine their own fit, the root mean square of the others.
 
-    Where most draws do, nothing is known of the residuals, and they count as infinite.
+    Where most draws determine their own fit, the residuals are unknown and count as infinite.
     """
     informative = leverage < 1 - _NO_INFORMATION
     out = residual / xp.where(informative, 1 - leverage, 1.0)
@@ -243,7 +243,7 @@ def _leave_out(xp, residual, leverage):
 
 
 def _pairs_of(xp, main: MainEffects, layout: PairLayout, coefficients):
-    """B from coefficients of the draws (with these as weights of the draws) or of the products."""
+    """B from coefficients of the draws (then also returned as draw weights) or of the products."""
     size = main.scores.shape[1]
     if uses_kernel(main.scores.shape[0], layout):
         draw_weights = main.root * coefficients

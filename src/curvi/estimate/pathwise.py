@@ -2,9 +2,9 @@
 
     L(Gamma) = E[ln p(T(noise; Gamma))] + H(q),
 
-so gradient and Hessian are expectations of ordinary derivatives; Hessian-vector products come forward over reverse,
-and no matrix is formed. At equal draws the noise is far below the score estimator's. Needs an order-2 target and
-reparameterised factors; misses jumps and kinks.
+so gradient and Hessian are expectations of ordinary derivatives. Hessian-vector products are forward over reverse, and
+no matrix is formed. For the same draws the noise is far below the score estimator's. Needs an order-2 target and
+reparameterised factors; wrong for densities with jumps or kinks.
 """
 
 import equinox as eqx
@@ -23,14 +23,14 @@ from curvi.record.plain import register
 
 
 def path_log_density(density, q: Family, noise):
-    """ln p with Jacobians at the draw that `noise` gives: differentiate it with respect to q's parameters."""
+    """ln p with Jacobians at the draw from `noise`, to be differentiated in q's parameters."""
     return q.log_joint(density, q.from_normal(noise))
 
 
 class PathwiseProduct(eqx.Module):
     """v -> (Hessian of the ELBO on fixed noise) v, forward over reverse, one chunk of draws after the other.
 
-    `noise` is (chunks, draws, n); a minibatched target gives each chunk the batch of its key.
+    `noise` is (chunks, draws, n); a minibatched target uses one batch per chunk, given by its key.
     """
 
     target: AbstractTarget
@@ -68,7 +68,7 @@ class Pathwise(eqx.Module):
     num_draws
         Draws of standard normal noise.
     draws
-        Independent, antithetic or Sobol; antithetic by default, which removes odd noise for nothing.
+        Independent, antithetic or Sobol; antithetic by default, which cancels odd noise at no cost.
     """
 
     num_draws: int = eqx.field(static=True)

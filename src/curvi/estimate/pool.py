@@ -1,8 +1,8 @@
-"""Draws of several q, reused at another one by mixture importance weights.
+"""Draws from several q, reused at another q with mixture importance weights.
 
-A draw x of the pool came from the mixture of the q's that its batches were drawn from, whichever it was. So its weight
-at the present q is q(x) / sum_k (n_k / n) q_k(x) (Veach and Guibas 1995: the balance heuristic), which the present
-batch keeps bounded.
+The draws of the pool are treated as draws from the mixture of the q_k of its batches. The importance weight of x at the
+current q is q(x) / sum_k (n_k / n) q_k(x) (Veach and Guibas 1995: the balance heuristic), bounded because the current
+batch is part of the mixture.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ class Batch:
     log_p: np.ndarray
     log_q: np.ndarray
     scores: np.ndarray
-    worth: float = 1.0  # mean weight of its draws where the pool was last viewed from
+    worth: float = 1.0  # mean importance weight of its draws at the q of the last view
 
     def __len__(self) -> int:
         return len(self.log_p)
@@ -45,7 +45,7 @@ class Batch:
 
 @dataclasses.dataclass(frozen=True)
 class View:
-    """The pool as seen from one q: rows worth using, with their weights."""
+    """The pool at one q: the useful rows, with their importance weights."""
 
     scores: np.ndarray  # whitened
     ratios: np.ndarray  # ln p - ln q
@@ -68,8 +68,8 @@ class Pool:
         return sum(len(batch) for batch in self.batches)
 
     def add(self, batch: Batch, scores_at: ScoresAt, capacity: int, most: int) -> "Pool":
-        """The pool with one more batch, kept to about `capacity` draws and `most` batches: those that weigh least go
-        first, in all or by the draw.
+        """The pool with one more batch, kept to about `capacity` draws and `most` batches: those with the least
+        weight, in total or per draw, are dropped first.
         """
         pool = self._with(batch, scores_at)
         while len(pool.batches) > most:
@@ -77,7 +77,7 @@ class Pool:
         while len(pool) > capacity and len(pool.batches) > 1:
             least = min(range(len(pool.batches) - 1), key=lambda i: pool.batches[i].worth)
             if len(pool) - len(pool.batches[least]) < capacity / 2:
-                break  # a batch larger than all others: without it little would be left
+                break  # a batch larger than all others: dropping it would leave too few draws
             pool = pool._without(least)
         return pool
 
@@ -95,15 +95,15 @@ class Pool:
         return Pool(drop(self.batches), tuple(drop(row) for row in drop(self.log_q)))
 
     def view(self, q: Family, scores_at: ScoresAt, least: float = 1e-2) -> tuple["Pool", View]:
-        """Rows whose weight, or weight times the square of their scores, is at least `least`; and the pool, with what
-        each batch is worth from here.
+        """The pool with updated `worth` of each batch, and the rows whose weight, or weight times mean squared score,
+        is at least `least`.
         """
         log_q, scores = scores_at(q, _stack([batch.x for batch in self.batches]))
         log_p = np.concatenate([batch.log_p for batch in self.batches])
         shares = np.log([len(batch) / len(self) for batch in self.batches])
         densities = np.stack([share + np.concatenate(row) for share, row in zip(shares, self.log_q)])
         weights = np.exp(log_q - np.logaddexp.reduce(densities, 0))
-        # A rare value of a discrete factor has a small weight and a large score: it is what little is known of it.
+        # Keep rare values of discrete factors: their weight is small but their score is large.
         use = weights * np.maximum(1.0, np.mean(scores**2, 1))
         worths = [float(part.mean()) for part in _split(use, self.batches)]
         batches = tuple(dataclasses.replace(b, worth=worth) for b, worth in zip(self.batches, worths))

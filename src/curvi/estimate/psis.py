@@ -12,22 +12,22 @@ import dataclasses
 import numpy as np
 from scipy.special import logsumexp
 
-KHAT_DRAWS = 4096  # behind the k-hat of a fit
+KHAT_DRAWS = 4096  # draws for the k-hat of a fit
 _LARGEST = min(1 - 1 / np.log10(KHAT_DRAWS), 0.7)  # k-hat up to which that many draws give stable weights
-_FEWEST = 5  # ratios in the tail, below which there is nothing to fit
+_FEWEST = 5  # ratios in the tail needed for a fit
 _SMALLEST = np.log(np.finfo(float).tiny)
 
 
 @dataclasses.dataclass(frozen=True)
 class SmoothedWeights:
-    """Normalised log weights of the draws, and the shape of the tail that they came from."""
+    """Normalised log weights of the draws, and the tail shape of their ratios."""
 
     log_weights: np.ndarray
     khat: float
 
     @property
     def effective_draws(self) -> float:
-        """Independent draws of the posterior that are worth as much: 1 / sum of squared weights."""
+        """Effective sample size: 1 / sum of squared weights."""
         return float(np.exp(-np.asarray(logsumexp(2 * self.log_weights))))
 
 
@@ -35,7 +35,7 @@ def smooth_weights(log_ratios) -> SmoothedWeights:
     """The smoothed weights of draws whose ln p - ln q is given.
 
     k-hat is minus infinity where the largest ratios do not vary (q is the posterior, or bounds it), and infinite where
-    they are no numbers or too few to have a tail.
+    they are NaN or too few for a tail.
     """
     ratios = np.array(log_ratios, dtype=np.float64)
     count = len(ratios)
@@ -50,7 +50,7 @@ def smooth_weights(log_ratios) -> SmoothedWeights:
     tail_size = int(np.ceil(min(count / 5, 3 * np.sqrt(count))))
     cutoff = max(ratios[order[max(-tail_size - 1, -count)]], _SMALLEST)
     tail = order[ratios[order] > cutoff]
-    # Where the largest ratio is common (discrete latents), it bounds them all.
+    # If many draws share the largest ratio (discrete latents), the ratios are bounded.
     khat = -np.inf if cutoff == 0 else np.inf
     if len(tail) >= _FEWEST:
         khat, scale = fit_pareto(np.exp(ratios[tail]) - np.exp(cutoff))
@@ -98,5 +98,5 @@ def khat_meaning(khat: float) -> str:
         return "usable: importance weights correct q (fit.resample)"
     if khat <= 1:
         return "the tails of q are too light for importance weights to correct it"
-    # It speaks of the far tail: a posterior that is skewed a little is enough, and means and sds may be fine.
+    # k-hat is about the far tail: slight skewness of the posterior is enough, and means and sds may be accurate.
     return "the tails of q are far too light: no importance weights; of means and sds it says little"

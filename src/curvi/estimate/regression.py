@@ -1,4 +1,4 @@
-"""Second-order regression as an estimator: draws of q in, a local model of the ELBO out (see `pairs`)."""
+"""Second-order regression as an estimator of a local model of the ELBO (see `pairs`)."""
 
 import equinox as eqx
 import jax
@@ -24,9 +24,9 @@ def pair_layout(q: Family) -> PairLayout:
 class SecondOrderRegression(eqx.Module):
     """Gradient and Hessian of the ELBO by least squares of ln p - ln q on scores and products of scores.
 
-    Exact where ln p - ln q lies in their span, consistent elsewhere. The Hessian's diagonal blocks are those of -F: in
-    natural parameters, where ln p is linear in the statistics of each factor given the others, they are exactly that
-    at the optimum.
+    Exact where ln p - ln q lies in their span, consistent elsewhere. The Hessian's diagonal blocks are taken to be
+    those of -F, which is exact at the optimum in natural parameters if ln p is linear in the sufficient statistics of
+    each factor given the others.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ class SecondOrderRegression(eqx.Module):
 
 
 def _curvature(found: PairFit, fisher: BlockDiagonal, factor, scores):
-    """-F + L B L': block diagonal plus low rank where the kernel found B as a weighted sum over the draws."""
+    """-F + L B L': block diagonal plus low rank where the kernel gives B as a weighted sum over the draws."""
     if found.pairs is None:
         size = fisher.size
         return BlockLowRank(fisher.scale(-1.0), jnp.zeros((0, size), fisher.dtype), jnp.zeros(0, fisher.dtype))
@@ -92,7 +92,7 @@ def _curvature(found: PairFit, fisher: BlockDiagonal, factor, scores):
 
 
 def _group_grads(found: PairFit, factor, grad):
-    """Copies of the gradient whose spread is its noise: left-out residuals carried through the regression."""
+    """Group gradients whose spread is the noise of the gradient: left-out residuals mapped through the regression."""
     groups = num_groups(found.left_out.shape[0])
     terms = (found.influence * found.left_out).reshape(found.influence.shape[0], groups, -1).sum(-1).T
     shifts = jax.vmap(factor.mv)(groups * (terms - terms.mean(0)))

@@ -21,7 +21,7 @@ def resample(
     key_propose, key_choose = jax.random.split(key)
     chunks = -(-wanted // _CHUNK)
     keys = jax.random.split(key_propose, chunks * _CHUNK).reshape(chunks, _CHUNK)
-    # The same keys give the same draws here and there.
+    # The same keys give the same draws here and in `sample` below.
     black_box = target.black_box
     ratios = _host_log_ratios(target, q, keys.reshape(-1)[:wanted]) if black_box else _log_ratio_chunks(target, q, keys)
     weights = smooth_weights(ratios[:wanted])

@@ -1,4 +1,4 @@
-"""Draws of q on the model's supports, with their densities; compiled, whatever the fit."""
+"""Compiled draws of q on the model's supports, with their densities."""
 
 import equinox as eqx
 import jax
@@ -9,7 +9,7 @@ from curvi.family import Family
 from curvi.model.over_draws import map_draws, over_draws
 from curvi.model.target import AbstractTarget
 
-FINAL_DRAWS = 4096  # behind the ELBO of a fit
+FINAL_DRAWS = 4096  # draws for the ELBO of a fit
 _CHUNK = 256
 
 

@@ -1,4 +1,4 @@
-"""Score estimators of gradient and Hessian of the ELBO: log-density values alone, no derivative of the model.
+"""Score estimators of the gradient and Hessian of the ELBO, from log-density values without derivatives of the model.
 
 With s = grad ln q, D = hess ln q (block diagonal), M = s s' + D, F = E[s s'] and r = ln p - ln q:
 
@@ -7,7 +7,7 @@ With s = grad ln q, D = hess ln q (block diagonal), M = s s' + D, F = E[s s'] an
 
 (paper, equations 4 and 10).
 Both are exact. The anchored form subtracts a leave-one-out baseline; its noise vanishes where q equals the posterior
-(r is then constant), and additive constants in ln p do not matter, while they swamp the paper's form.
+(r is then constant). Additive constants in ln p do not matter, while they dominate the noise of the paper's form.
 """
 
 from typing import Generic
@@ -26,17 +26,17 @@ from curvi.model.over_draws import over_draws
 from curvi.model.target import AbstractTarget
 from curvi.record.plain import register
 
-_BATCHES = 8  # minibatches per estimate: enough to see batch noise in a standard error
+_BATCHES = 8  # minibatches per estimate: enough for batch noise to enter a standard error
 
 
 class Sample(eqx.Module, Generic[DrawT]):
     """Draws with the log density of the model (with Jacobians) and of q at each."""
 
-    x: DrawT  # one row a draw
+    x: DrawT  # one row per draw
     log_p: jax.Array
     log_q: jax.Array
     unit: int = eqx.field(static=True)  # consecutive draws that depend on one another
-    batches: int = eqx.field(static=True)  # the draws come in so many equal parts, each with a minibatch of its own
+    batches: int = eqx.field(static=True)  # number of equal parts of the draws, each with its own minibatch
 
     @property
     def size(self) -> int:
@@ -165,7 +165,7 @@ class AnchoredScore(eqx.Module):
         if gradient_sample is not sample:
             scores = jax.vmap(q.score)(gradient_sample.x)
         if gradient_sample is not sample or self.control is not None:
-            # A control variate takes its coefficients from the other half of the draws: no baseline may join the
+            # A control variate takes its coefficients from the other half of the draws, so a baseline must not mix the
             # halves.
             parts = _num_parts(gradient_sample, halves=self.control is not None)
             weights = left_out_weights(ratios, gradient_sample.unit, parts)
@@ -189,10 +189,10 @@ class AnchoredScore(eqx.Module):
 
 
 def _num_parts(sample: Sample, halves: bool = False) -> int:
-    """Parts of the draws within which a baseline is taken: the minibatches, or fewer where these hold a single unit
-    each.
+    """Number of parts of the draws within which a baseline is taken: the minibatches, or fewer if these hold a single
+    unit each.
 
-    A baseline from another minibatch is as unbiased, only noisier. With `halves`, no part reaches over the middle.
+    A baseline from another minibatch is also unbiased, but noisier. With `halves`, no part crosses the middle.
     """
     num_units, least = sample.size // sample.unit, 4 if halves else 2
     if num_units < least or (halves and num_units % 2):
@@ -207,8 +207,8 @@ def _num_parts(sample: Sample, halves: bool = False) -> int:
 
 
 def _half_curvatures(q, fisher, sample: Sample, scores, weights):
-    """Two nearly independent estimates of the Hessian, one from each half of the draws; None with a single unit a
-    half.
+    """Two nearly independent estimates of the Hessian, one from each half of the draws; None with a single unit
+    per half.
     """
     num_units = sample.size // sample.unit
     if num_units < 4:

@@ -1,4 +1,4 @@
-"""As much of a regressed curvature as is not noise: what one half of the draws says of it, the other half must see."""
+"""Shrinkage of a regressed curvature by cross-validation between two halves of the draws."""
 
 from typing import NamedTuple
 
@@ -10,16 +10,16 @@ _LARGEST_UNCONFIRMED = 0.9
 
 
 class Curvature(NamedTuple):
-    """B as it is used.
+    """B after shrinkage.
 
     Attributes
     ----------
     pairs
-        B times `shrinkage`, kept below one where a half sample does not confirm more; None for zero.
+        B times `shrinkage`, with eigenvalues below one unless half samples confirm larger ones; None for zero.
     control
-        B as it was regressed, the best multiple of the products to take from the response; None for zero.
+        B as regressed, the best coefficients for the products as control variates; None for zero.
     shrinkage
-        How much of what one half of the draws says of B the other half sees, 0 (noise) to 1.
+        The share of B from one half of the draws that the other half confirms, 0 (noise) to 1.
     """
 
     pairs: np.ndarray | None
@@ -31,11 +31,11 @@ NO_CURVATURE = Curvature(None, None, 0.0)
 
 
 def shrunk_curvature(found: PairFit, scores, response, weights, layout: PairLayout) -> Curvature:
-    """The curvature of a regression with as much of it as is not noise; on the host.
+    """The curvature of a regression, shrunk by its noise; on the host.
 
-    The ridge shrinks B towards zero by the noise that leaving out shows. Half samples check it: B from one half
-    predicts part of the response in the other, and the slope of the response on that prediction is one where the
-    ridge was right, less where noise passed for curvature.
+    The ridge, chosen by leave-one-out, shrinks B towards zero. Half samples check it: B from one half predicts part of
+    the response in the other, and the slope of the response on that prediction is one if the ridge was right, and less
+    if noise was fitted.
     """
     if found.pairs is None or not np.isfinite(found.ridge):
         return NO_CURVATURE
@@ -45,8 +45,8 @@ def shrunk_curvature(found: PairFit, scores, response, weights, layout: PairLayo
     slopes = [_slope(mains[1 - i], fits[i]) for i in (0, 1)]
     shrinkage = float(np.clip(np.mean(slopes), 0.0, 1.0))
     pairs = shrinkage * found.pairs
-    # An eigenvalue of one or more makes the ELBO curve upwards along its direction. The largest of a noisy matrix is
-    # too large; what one half sees along the direction that the other one chose is not.
+    # An eigenvalue of one or more makes the ELBO convex along its direction. The largest eigenvalue of a noisy matrix
+    # is biased upwards; the curvature in one half along the eigenvector from the other is not.
     values, vectors = np.linalg.eigh(pairs)
     if values[-1] > _LARGEST_UNCONFIRMED:
         confirmed = np.mean([_curvature_along(mains[1 - i], fits[i], layout) for i in (0, 1)])
@@ -56,14 +56,14 @@ def shrunk_curvature(found: PairFit, scores, response, weights, layout: PairLayo
 
 
 def _slope(main: MainEffects, pairs) -> float:
-    """Least-squares slope of the response on s~' B s~ / 2, main effects taken from both."""
+    """Least-squares slope of the response on s~' B s~ / 2, after removing main effects from both."""
     predicted = main.project(main.root * pair_part(main.scores, pairs))
     size = predicted @ predicted
     return float(predicted @ main.residual / size) if size > 0 else 0.0
 
 
 def _curvature_along(main: MainEffects, pairs, layout: PairLayout) -> float:
-    """v' B v as these draws see it, v the direction of the largest eigenvalue of `pairs`, found on others."""
+    """v' B v estimated on these draws, with v the leading eigenvector of `pairs`, which was fitted on others."""
     v = np.linalg.eigh(pairs)[1][:, -1]
     square = np.outer(v, v) * layout.across
     return _slope(main, square) * float(np.sum(square**2))

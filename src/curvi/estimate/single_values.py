@@ -1,27 +1,27 @@
-"""What single values of the discrete factors are worth: nats that a quadratic model of the ELBO cannot see.
+"""The gain from single values of discrete factors that a quadratic model of the ELBO misses.
 
-Let A_v = E[r | x_f = v] - E[r] be what the value v of factor f is worth, r = ln p - ln q. With all other factors held
-fixed, the best factor f is q_v exp(A_v) up to its norm, and gains
+Let A_v = E[r | x_f = v] - E[r] be the advantage of the value v of factor f, r = ln p - ln q. With all other factors
+held fixed, the best factor f is proportional to q_v exp(A_v), and gains
 
     ln sum_v q_v exp(A_v),        to second order  sum_v q_v A_v^2 / 2.
 
-A value that q all but excludes, q_v = 1e-8, and that is worth A_v = 18 nats, adds 0.5 nats to the first and nothing to
-the second. The regression knows A_v, since the best approximation of E[r | x_f] - E[r] by whitened scores is exact:
-A_v = b' s~(v) with b the coefficients of the scores of f. Nor is q_v needed apart: s~(v)' s~(v) = 1 / q_v - 1.
+A value with q_v = 1e-8 and A_v = 18 nats adds 0.5 nats to the first and almost nothing to the second. The regression
+gives A_v, since whitened scores represent E[r | x_f] - E[r] exactly: A_v = b' s~(v) with b the coefficients of the
+scores of f. q_v follows from s~(v)' s~(v) = 1 / q_v - 1.
 """
 
 import numpy as np
 
-_MOST_NOISE = 4.0  # variance of A_v, in nats^2, beyond which nothing is known of it
+_MOST_NOISE = 4.0  # largest variance of A_v, in nats^2; beyond it A_v is unknown
 _MOST_WORTH = 500.0  # nats: larger ones overflow
 
 
 def gain_beyond(scores, row_owner, param_owner, linear, covariance) -> tuple[float, float]:
-    """Nats beyond the quadratic model, summed over the discrete factors, and their standard error.
+    """The gain in nats beyond the quadratic model, summed over the discrete factors, and its standard error.
 
-    `scores` are the whitened ones of the rows of `every_value`, `linear` and `covariance` those of the regression. The
-    noise of A_v is taken out of the mean of exp(A_v), and enters the error to first order in all values together, which
-    cancels at the optimum, and to higher ones in each.
+    `scores` are the whitened scores of the rows of `every_value`, `linear` and `covariance` those of the regression.
+    The bias of exp(A_v) from noise is removed. The noise enters the error to first order in all values jointly, which
+    cancels at the optimum, and to higher orders in each value.
     """
     if not np.all(np.isfinite(covariance)):
         return np.inf, np.inf
@@ -34,7 +34,7 @@ def gain_beyond(scores, row_owner, param_owner, linear, covariance) -> tuple[flo
     discrete = total > 0
     quadratic = np.bincount(param_owner, linear**2 - np.diag(covariance))[: len(total)] / 2
     beyond = np.where(discrete, np.log(np.where(discrete, total, 1.0)) - quadratic, 0.0)
-    # Only what there is beyond the model: less than it promises does not make up for other factors.
+    # Only positive terms count: a factor that gains less than the model predicts does not offset others.
     counted = (beyond > 0)[row_owner]
     share = np.where(counted, weight / total[row_owner], 0.0)
     slope = (share - np.where(counted, probability * worth, 0.0)) @ own

@@ -1,4 +1,4 @@
-"""A finite start: the given one where it works, else the nearest that can be found."""
+"""A start with a finite log density: the given one, or the nearest found."""
 
 import equinox as eqx
 import jax
@@ -28,7 +28,7 @@ def _log_densities(target: AbstractTarget, q: Family, candidates, keys):
 
 
 def find_start(target: AbstractTarget, q: Family, key) -> tuple[Family, int]:
-    """q, or a nearby one from which every draw has a finite log density, and the number of calls spent.
+    """q, or a nearby one from which every draw has a finite log density, and the number of evaluations.
 
     Raises ValueError, naming the latents, where none is found.
     """

@@ -4,14 +4,14 @@ Along the draws x = T(e; Gamma), with r = ln p - ln q, J = dT/dGamma and v = J' 
 
     grad L = E[v],    hess L = E[s v'] + E[dv/dGamma at fixed x] - F:
 
-the gradient is an expectation under q of a function of x and Gamma, and differentiates as one. The first term has rank
-S; the second is block diagonal, with the block (grad_x r) C of each factor,
+the Hessian is the derivative of an expectation under q of a function of x and Gamma. The first term has rank S;
+the second is block diagonal, with the block (grad_x r) C of each factor,
 
     C = T_GG - T_Ge T_G' / T_e       (for a normal: -1 at (ln sigma, mu), else 0).
 
-Their sum is symmetric in expectation only, so that both are symmetrised, which makes rank 2 S of either sign:
+Their sum is symmetric in expectation only, so both are symmetrised, which gives rank 2 S of either sign:
 s v' + v s' = ((s + v)(s + v)' - (s - v)(s - v)') / 2. Since r is anchored at q, all noise vanishes where q is the
-posterior; E[s] = 0 lets v be centred by the mean of the other draws.
+posterior. Since E[s] = 0, v may be centred by the mean of the other draws.
 """
 
 import equinox as eqx

@@ -1,4 +1,4 @@
-"""Variational families: what q may be."""
+"""Variational families."""
 
 from curvi.family.base import Family as Family
 from curvi.family.factor import Factor as Factor

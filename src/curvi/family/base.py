@@ -1,16 +1,16 @@
-"""What the rest of the package knows of a variational distribution q(theta | Gamma), and nothing else.
+"""The interface of a variational distribution q(theta | Gamma) to the rest of the package.
 
 A family is a module whose parameters Gamma are one flat vector; an instance is a distribution. Everything outside of
 `curvi.family` works through the methods below, so that a new family is one new file. An author writes
 
     latents, noise_size, from_uniform, to_model, log_prob, entropy, fisher
 
-and, where draws follow the parameters smoothly, `from_normal` with `reparameterised = True`. All else has a default,
-which a closed form may replace.
+and, where draws are smooth functions of the parameters, `from_normal` with `reparameterised = True`. All other methods
+have defaults, which a closed form may replace.
 
-A draw x is a pytree of arrays in *working* coordinates: those of q, before any bijection to the model's supports. What
-lies between the two, a bijection, a centring, a rotation, is the family's own (`to_model`). Methods take one draw;
-`vmap` gives many. Noise is one row of `noise_size` standard normal numbers a draw.
+A draw x is a pytree of arrays in *working* coordinates: those of q, before any bijection to the model's supports. The
+map between the two (a bijection, a centring, a rotation) belongs to the family (`to_model`). Methods take one draw; use
+`vmap` for many. Noise is one row of `noise_size` standard normal numbers per draw.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ from curvi.model.latents import Latent
 from curvi.model.target import AbstractTarget, LogDensity
 from curvi.solve.truncated_cg import Array as AnyArray
 
-DrawT = TypeVar("DrawT")  # a pytree of arrays, such as one entry a group of coordinates
+DrawT = TypeVar("DrawT")  # a pytree of arrays, such as one entry per group of coordinates
 
 
 class Family(eqx.Module, Generic[DrawT]):
@@ -40,7 +40,7 @@ class Family(eqx.Module, Generic[DrawT]):
 
     params: eqx.AbstractVar[Float[Array, " P"]]
 
-    # -- what an author writes ----------------------------------------------------------------------------------------
+    # -- to be written by an author -----------------------------------------------------------------------------------
 
     @property
     @abstractmethod
@@ -50,15 +50,15 @@ class Family(eqx.Module, Generic[DrawT]):
     @property
     @abstractmethod
     def noise_size(self) -> int:
-        """Standard normal (or uniform) numbers that one draw is made of."""
+        """Number of standard normal (or uniform) numbers that one draw is made from."""
 
     @abstractmethod
     def from_uniform(self, u: Float[Array, " n"]) -> DrawT:
-        """The draw that these uniform numbers give."""
+        """The draw made from these uniform numbers."""
 
     @abstractmethod
     def to_model(self, x: DrawT) -> tuple[dict[str, Array], Float[Array, ""]]:
-        """The dict of latents on the model's supports, and the log Jacobian of the way there."""
+        """The dict of latents on the model's supports, and the log Jacobian of the map to them."""
 
     @abstractmethod
     def log_prob(self, x: DrawT) -> Float[Array, ""]:
@@ -72,7 +72,7 @@ class Family(eqx.Module, Generic[DrawT]):
     def fisher(self) -> BlockDiagonal:
         """F = E[s s'], positive definite: the metric of the parameters."""
 
-    # -- what it is over ----------------------------------------------------------------------------------------------
+    # -- latents of the target ---------------------------------------------------------------------------------------
 
     def onto(self, target: AbstractTarget) -> Self:
         """The same q over the latents of another target; ValueError where names, shapes or supports differ."""
@@ -83,7 +83,7 @@ class Family(eqx.Module, Generic[DrawT]):
         return self.rebound({latent.name: latent for latent in target.latents})
 
     def rebound(self, latents: Mapping[str, Latent]) -> Self:
-        """The same q with these latents in the place of its own of the same names, wherever in its structure."""
+        """The same q with its latents replaced by those of the same names, throughout its structure."""
         return _rebound(self, latents)
 
     # -- parameters ---------------------------------------------------------------------------------------------------
@@ -97,7 +97,7 @@ class Family(eqx.Module, Generic[DrawT]):
         return eqx.tree_at(lambda q: q.params, self, params)
 
     def move(self, whitened_step: Float[Array, " P"]) -> Self:
-        """q moved by the step p with L'p = `whitened_step`, F = L L': its length squared, halved, is in nats."""
+        """q moved by the step p with L'p = `whitened_step`, where F = L L'; |L'p|^2 / 2 is in nats."""
         return self.replace(self.params + self.fisher().factorise().solve_transpose(whitened_step))
 
     # -- draws --------------------------------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ class Family(eqx.Module, Generic[DrawT]):
         return False
 
     def from_normal(self, noise: Float[Array, " n"]) -> DrawT:
-        """The draw that this standard normal noise gives."""
+        """The draw made from this standard normal noise."""
         return self.from_uniform(ndtr(noise))
 
     def sample(self, key: PRNGKeyArray) -> DrawT:
@@ -116,13 +116,13 @@ class Family(eqx.Module, Generic[DrawT]):
         return self.from_normal(jax.random.normal(key, (self.noise_size,), self.params.dtype))
 
     def log_joint(self, density: LogDensity, x: DrawT) -> Float[Array, ""]:
-        """ln p(T(x)) + ln |dT/dx|, T the way from working coordinates to the model's latents."""
+        """ln p(T(x)) + ln |dT/dx|, where T maps working coordinates to the model's latents."""
         theta, log_det = self.to_model(x)
         return density(theta) + log_det
 
     @property
     def path(self) -> Path:
-        """How programs on fixed noise follow the parameters."""
+        """How draws on fixed noise depend on the parameters (`curvi.family.path`)."""
         return DirectPath(self.num_params)
 
     # -- derivatives --------------------------------------------------------------------------------------------------
@@ -132,7 +132,7 @@ class Family(eqx.Module, Generic[DrawT]):
         return jax.grad(lambda params: self.replace(params).log_prob(x))(self.params)
 
     def hessian(self, x: DrawT) -> BlockDiagonal:
-        """D = hess_Gamma ln q(x), with the blocks of `fisher`; by default one block for all."""
+        """D = hess_Gamma ln q(x), with the blocks of `fisher`; by default a single block."""
         return BlockDiagonal((jax.hessian(lambda params: self.replace(params).log_prob(x))(self.params)[None],))
 
     def entropy_gradient(self) -> Float[Array, " P"]:
@@ -146,36 +146,36 @@ class Family(eqx.Module, Generic[DrawT]):
         return False
 
     def stein_blocks(self, noise: Float[Array, " n"], slope: DrawT) -> BlockDiagonal:
-        """How J' slope changes with the parameters while the draw x stays, J = dx/dGamma (`curvi.estimate.stein`)."""
+        """The derivative of J' slope in the parameters at a fixed draw x, J = dx/dGamma (`curvi.estimate.stein`)."""
         raise NotImplementedError(f"{type(self).__name__} has no closed form of the change of its draws at a fixed x")
 
-    # -- draws of which a part follows the parameters, and the rest is weighed (`curvi.estimate.hybrid`) --------------
+    # -- partly reparameterised draws, the rest with importance weights (`curvi.estimate.hybrid`) ---------------------
 
     @property
     def pathwise_columns(self) -> np.ndarray:
-        """One entry a column of the noise: whether what it makes follows the parameters."""
+        """One entry per column of the noise: whether its factor is reparameterised."""
         return np.full(self.noise_size, self.reparameterised)
 
     @property
     def pathwise_params(self) -> np.ndarray:
-        """One entry a parameter: whether draws follow it."""
+        """One entry per parameter: whether its gradient is pathwise."""
         return np.full(self.num_params, self.reparameterised)
 
     @property
     def num_score_params(self) -> int:
-        """Parameters whose gradient is that of the score: for discrete latents, how many values may be rare."""
+        """Number of parameters with a score gradient: for discrete latents, the number of values that may be rare."""
         return int(np.sum(~self.pathwise_params))
 
     def follow(self, drawn: "Family[DrawT]", noise: Float[Array, " n"]) -> DrawT:
-        """The draw of this noise; in the part that does not follow the parameters, the draw of `drawn`."""
+        """The draw from this noise; in the part that is not reparameterised, the draw of `drawn`."""
         return self.from_normal(noise) if self.reparameterised else jax.lax.stop_gradient(drawn.from_normal(noise))
 
     def weighed_log_prob(self, x: DrawT) -> Float[Array, ""]:
-        """ln q of the part that does not follow the parameters."""
+        """ln q of the part that is not reparameterised."""
         return jnp.zeros((), self.params.dtype) if self.reparameterised else self.log_prob(x)
 
     def exact_part(self, before: "Family[DrawT]") -> Float[Array, ""]:
-        """Of the ELBO: what needs no draws, H of the part that follows, less KL(q || before) of the rest."""
+        """The part of the ELBO in closed form: H of the reparameterised part, less KL(q || before) of the rest."""
         if not self.reparameterised:
             raise NotImplementedError(f"{type(self).__name__} has no closed form of its Kullback-Leibler divergences")
         return self.entropy()
@@ -186,12 +186,12 @@ class Family(eqx.Module, Generic[DrawT]):
 
     @property
     def max_abs_params(self) -> np.ndarray:
-        """How far from zero each parameter may be; beyond, nothing would change."""
+        """The largest useful absolute value of each parameter; beyond it, q hardly changes."""
         return np.full(self.num_params, np.inf)
 
     @property
     def latents_without_path(self) -> tuple[str, ...]:
-        """Names of the latents whose draws do not follow the parameters."""
+        """Names of the latents whose draws are not reparameterised."""
         return () if self.reparameterised else tuple(latent.name for latent in self.latents)
 
     @property
@@ -199,25 +199,25 @@ class Family(eqx.Module, Generic[DrawT]):
         """Those among them without a closed form of the Kullback-Leibler divergence."""
         return self.latents_without_path
 
-    # -- structure that regression uses -------------------------------------------------------------------------------
+    # -- structure used by regression ---------------------------------------------------------------------------------
 
     @property
     def factor_of_param(self) -> np.ndarray:
-        """The index of the independent factor that each parameter belongs to; one for all by default."""
+        """The index of the independent factor that each parameter belongs to; by default a single factor."""
         return np.zeros(self.num_params, int)
 
     def flattened(self) -> Self:
-        """q with its discrete factors flattened, so that in each draw about one of them takes any value there is."""
+        """q with flatter discrete factors: in each draw, about one of them is drawn uniformly."""
         return self
 
     @property
     def num_rare_draws(self) -> int:
-        """Draws of the flattened q among which each value of each discrete factor shows about once; 0 without any."""
+        """Draws of the flattened q in which each value of each discrete factor occurs about once; 0 without any."""
         return 0
 
     def every_value(self, x: DrawT) -> tuple[DrawT, np.ndarray] | None:
-        """Rows like the draw x, one with each value of each discrete factor, and that factor's index; None without
-        any.
+        """Copies of the draw x, one for each value of each discrete factor, and the index of that factor; None without
+        discrete factors.
         """
         return None
 
@@ -237,7 +237,7 @@ class Family(eqx.Module, Generic[DrawT]):
     # -- names --------------------------------------------------------------------------------------------------------
 
     def params_of(self, name: str) -> np.ndarray:
-        """The parameters of one latent, where it has parameters of its own."""
+        """The parameters of one latent, if it has its own."""
         raise NotImplementedError(f"the latents of a {type(self).__name__} share their parameters")
 
     def parameter_labels(self) -> list[str]:
@@ -245,22 +245,22 @@ class Family(eqx.Module, Generic[DrawT]):
         return [f"parameter[{i}]" for i in range(self.num_params)]
 
     def elements(self) -> list[str]:
-        """A name for every parameter: the element of a latent that it moves."""
+        """For every parameter, the name of the element of a latent that it belongs to."""
         return self.parameter_labels()
 
     def by_noise_column(self, weights: np.ndarray) -> np.ndarray | None:
-        """Weights of the parameters from weights of the columns of the noise, None where they have no parameters of
+        """Weights of the parameters from weights of the columns of the noise; None where columns have no parameters of
         their own.
         """
         return None
 
     def location_params(self) -> np.ndarray:
-        """One entry a parameter: whether random starts move it."""
+        """One entry per parameter: whether random starts move it."""
         return np.ones(self.num_params, bool)
 
     def largest_exponent(self) -> float:
-        """The largest number that draws of q are likely to exponentiate, on the way to the model's supports or in
-        scales: it says when q has run away.
+        """The largest exponent likely for draws of q, in scales or in the map to the model's supports; a large value
+        means that q has diverged.
         """
         return -np.inf
 
@@ -273,7 +273,7 @@ def _rebound(value: Any, latents: Mapping[str, Latent]) -> Any:
         return tuple(_rebound(item, latents) for item in value)
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         return value
-    # Past the class's own initialiser, which may take other arguments than its fields.
+    # Bypass the class's own initialiser, which may take other arguments than its fields.
     made = object.__new__(type(value))
     for field in dataclasses.fields(value):
         object.__setattr__(made, field.name, _rebound(getattr(value, field.name), latents))

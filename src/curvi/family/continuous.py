@@ -18,7 +18,7 @@ from curvi.model import support as supports
 from curvi.record.plain import register
 
 _LOG_2PI_E = 2.8378770664093453  # log(2 pi e)
-_START_LOG_SCALE = -2.0  # small enough that exponential links stay finite, large enough to feel curvature
+_START_LOG_SCALE = -2.0  # small enough that exponential links stay finite, large enough to sense curvature
 _START_CONCENTRATION = 10.0
 
 
@@ -38,7 +38,7 @@ def location_scale_start(value: np.ndarray) -> np.ndarray:
 @register
 @dataclasses.dataclass(frozen=True)
 class Normal(Factor):
-    """Normal(mu, sigma), gamma = (mu, log sigma). A constrained latent has it pushed through numpyro's `biject_to`."""
+    """Normal(mu, sigma), gamma = (mu, log sigma); pushed through numpyro's `biject_to` for a constrained latent."""
 
     real_line: ClassVar[bool] = True
     reparameterised: ClassVar[bool] = True
@@ -108,7 +108,7 @@ class LogNormal(Factor):
     def entropy(self, params):
         return params[..., 0] + params[..., 1] + 0.5 * _LOG_2PI_E
 
-    # That of its logarithm, a Normal: parameters mean the same of both.
+    # As for its logarithm, a Normal with the same parameters.
 
     def kl(self, params, other):
         return Normal().kl(params, other)

@@ -14,13 +14,11 @@ from curvi.family.quantile import count_quantile
 from curvi.model import support as supports
 from curvi.record.plain import register
 
-_START_LOGIT = (
-    0.5  # how far the start leans towards the given value: enough to break symmetry, little enough to stay undecided
-)
+_START_LOGIT = 0.5  # logit of the given value at the start: breaks symmetry, but leaves other values likely
 
 
 def _least_log_probability(dtype) -> float:
-    """Where steps stop: far enough from zero for the Fisher information to keep a Cholesky factor in this precision."""
+    """The smallest log probability for which the Fisher information has a Cholesky factor in this precision."""
     return -11.5 if jnp.finfo(dtype).bits < 64 else -18.5
 
 
@@ -95,7 +93,7 @@ class Bernoulli(Factor):
 class Categorical(Factor):
     """Categorical over K integers from `lowest` on, gamma = K - 1 logits against the first one.
 
-    K logits would have a direction that changes nothing, and a singular Fisher information.
+    K logits would be redundant: the Fisher information would be singular.
     """
 
     size: int | None = None
@@ -213,7 +211,7 @@ class Poisson(Factor):
 
     def entropy(self, params):
         log_rate = params[..., 0]
-        # Each form sees only rates in its own range: outside it would overflow and spoil the slopes of both.
+        # Each form is given rates in its own range only: an overflow outside would make gradients NaN.
         small = log_rate < _LOG_SWITCH
         summed = _poisson_entropy_sum(jnp.where(small, log_rate, _LOG_SWITCH))
         return jnp.where(small, summed, _poisson_entropy_series(jnp.where(small, _LOG_SWITCH, log_rate)))

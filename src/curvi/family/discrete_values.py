@@ -1,4 +1,4 @@
-"""Draws with each value of each discrete factor."""
+"""Copies of a draw with each value of each discrete factor."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from curvi.family.layout import Layout
 
 
 def every_value(layout: Layout, x) -> tuple[tuple[np.ndarray, ...], np.ndarray] | None:
-    """Rows like the draw x, one with each value of each discrete factor, and that factor's index; None without any."""
+    """Copies of the draw x, one for each value of each discrete factor, and that factor's index; None without any."""
     rows, owner, first = [], [], 0
     for group, (factor, count) in enumerate(layout.groups):
         if (values := factor.values) is not None:

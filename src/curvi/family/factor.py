@@ -1,10 +1,10 @@
-"""What a factor of a factorised q must know of itself.
+"""The interface of one factor of a factorised q.
 
 A factor q_i(x | gamma_i) has k real, unconstrained parameters gamma_i, so that every Newton step is admissible. Its
 author writes `distribution` (a numpyro distribution), `entropy`, `fisher` and the start; the score s and the Hessian
 block D come by automatic differentiation of the log density unless a closed form is cheaper to compile. All methods
-take parameters of shape (n, k) and one draw of shape (n, *event_shape): n equal factors at once; many draws are a
-`vmap` away.
+take parameters of shape (n, k) and one draw of shape (n, *event_shape), for n equal factors at once; use `vmap` for
+many draws.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ class Factor(ABC):
 
     @property
     def num_uniforms(self) -> int:
-        """How many uniform numbers `from_uniform` turns into one draw."""
+        """Number of uniform numbers that `from_uniform` needs for one draw."""
         return 1
 
     # Whether the factor lives on the real line, and so may be pushed through a bijection to a constrained latent.
@@ -50,9 +50,7 @@ class Factor(ABC):
 
     @abstractmethod
     def resolve(self, support, shape: tuple[int, ...]) -> "Factor | None":
-        """This factor made concrete for a latent with `support` and `shape` (a categorical learns its K); None if it
-        does not fit.
-        """
+        """This factor for a latent with `support` and `shape` (a categorical gets its K); None if it does not fit."""
 
     @abstractmethod
     def distribution(self, params: Float[Array, "n k"]) -> Distribution:
@@ -71,11 +69,11 @@ class Factor(ABC):
         return kl_divergence(self.distribution(params), self.distribution(other))
 
     def max_abs_param(self, dtype) -> float:
-        """How far from zero parameters may be; beyond, nothing would change."""
+        """The largest useful absolute value of a parameter; beyond it, the factor hardly changes."""
         return np.inf
 
     def with_min_probability(self, params: Float[Array, "n k"], least: float) -> Float[Array, "n k"]:
-        """A factor whose values all have about this probability at least; where values are finitely many."""
+        """Parameters with every value at about this probability or more; unchanged unless values are finitely many."""
         return params
 
     @abstractmethod
@@ -91,7 +89,7 @@ class Factor(ABC):
         raise NotImplementedError(f"{self} has no twice differentiable reparameterisation")
 
     def turning(self, params: Float[Array, " k"], e: Float[Array, ""]) -> Float[Array, "k k"]:
-        """T_GG - T_Ge T_G' / T_e of one factor with draws T(e; G): how dT/dG changes with G while the draw stays."""
+        """T_GG - T_Ge T_G' / T_e of one factor with draws T(e; G): the derivative of dT/dG in G at a fixed draw."""
 
         def path(p, u):
             return self.from_normal(p[None], u[None])[0]
@@ -114,7 +112,7 @@ class Factor(ABC):
         return jax.grad(lambda p: jnp.sum(self.log_prob(p, x)))(params)
 
     def hessian(self, params, x) -> Float[Array, "n k k"]:
-        """D = d^2 ln q / d gamma^2, one k x k block a factor, never a d x d array (paper, equation 11)."""
+        """D = d^2 ln q / d gamma^2, one k x k block per factor, never a d x d array (paper, equation 11)."""
 
         def one(p, value):
             return self.log_prob(p[None], value[None])[0]
@@ -122,7 +120,7 @@ class Factor(ABC):
         return jax.vmap(jax.hessian(one))(params, x)
 
     def natural(self, params: Float[Array, "n k"]) -> Float[Array, "n k"]:
-        """Natural parameters, up to constants; the parameters themselves where the factor is no exponential family."""
+        """Natural parameters, up to constants; the parameters themselves for other than exponential families."""
         return params
 
     def from_natural(self, natural: Float[Array, "n k"]) -> Float[Array, "n k"]:
@@ -131,11 +129,11 @@ class Factor(ABC):
 
     @property
     def values(self) -> range | None:
-        """The values of a draw where these are finitely many integers."""
+        """The possible values, if they are finitely many integers; else None."""
         return None
 
     def flattened(self, params: Float[Array, "n k"], share: float) -> Float[Array, "n k"]:
-        """A factor that draws rare values more often: this `share` of its draws is uniform; only where `values`."""
+        """Parameters that draw rare values more often: a `share` of draws is uniform; only for finite `values`."""
         return params
 
     def mean(self, params) -> Array:

@@ -1,4 +1,4 @@
-"""Where each latent of a target stands in a draw and in the parameters of a factorised q."""
+"""The positions of the latents of a target in a draw and in the parameters of a factorised q."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -21,7 +21,7 @@ from curvi.solve.truncated_cg import Array as AnyArray
 @register
 @dataclasses.dataclass(frozen=True)
 class Slot:
-    """Where one latent lives: `count` factors of a group from `start` on; pushed through a bijection or not."""
+    """The position of one latent: `count` factors of a group from `start` on; `pushed` through a bijection or not."""
 
     latent: Latent
     group: int
@@ -66,7 +66,7 @@ class Layout:
         return {slot.latent.name: self.factor_of(slot) for slot in self.slots}
 
     def parameter_slices(self) -> dict[str, slice]:
-        """Where in the flat vector the parameters of each latent stand."""
+        """The positions of each latent's parameters in the flat vector."""
         sizes = [factor.num_params * n for factor, n in self.groups]
         offsets = np.cumsum([0, *sizes])
         out = {}
@@ -104,7 +104,7 @@ class Layout:
                 transform = biject_to(latent.support)
                 part = part.reshape(transform.inverse_shape(latent.shape))
                 value = transform(part)
-                # Some of numpyro's bijections count in JAX's default floating-point type.
+                # Some of numpyro's bijections return JAX's default floating-point type.
                 log_det = log_det + jnp.sum(transform.log_abs_det_jacobian(part, value)).astype(log_det.dtype)
             else:
                 value = part.reshape(latent.shape)
@@ -146,18 +146,18 @@ class Layout:
         return labels
 
     def by_param(self, kind: Callable[[Factor], object]) -> np.ndarray:
-        """One entry a parameter: what `kind` says of its factor."""
+        """One entry per parameter: `kind` of its factor."""
         return np.concatenate([np.full(n * f.num_params, kind(f)) for f, n in self.groups])
 
     def by_noise_column(self, weights: np.ndarray) -> np.ndarray | None:
-        """Weights of the parameters from weights of the columns of the noise; None where a factor has several."""
+        """Weights of the parameters from weights of the columns of the noise; None if a factor has several columns."""
         if len(weights) != sum(self.counts):
             return None
         ends = np.cumsum([0, *self.counts])
         return np.concatenate([np.repeat(weights[a:b], f.num_params) for a, b, f in zip(ends, ends[1:], self.factors)])
 
     def location_params(self) -> np.ndarray:
-        """One entry a parameter: all but the spreads of factors that have one."""
+        """One entry per parameter: False for the spreads of factors that have one."""
         moves = []
         for factor, n in self.groups:
             has_spread = factor.real_line or factor.reparameterised
@@ -166,7 +166,7 @@ class Layout:
 
 
 def lay_out(target: AbstractTarget, factors: Mapping[str, Factor]) -> tuple[Layout, np.ndarray]:
-    """The layout of these factors, defaults where none is named, and the parameters at the target's start."""
+    """The layout of these factors, with defaults for unnamed latents, and the parameters at the target's start."""
     names = [latent.name for latent in target.latents]
     if unknown := sorted(set(factors) - set(names)):
         raise ValueError(
@@ -181,7 +181,7 @@ def lay_out(target: AbstractTarget, factors: Mapping[str, Factor]) -> tuple[Layo
         value = target.init[latent.name]
         working = supports.to_real(latent.support, value) if pushed else np.asarray(value)
         working = working.reshape(-1, *factor.event_shape)
-        with np.errstate(all="ignore"):  # what is not finite is refused by name
+        with np.errstate(all="ignore"):  # values that are not finite raise an error below
             params = _inside(factor.start(working).astype(target.dtype), latent)
         group = grouped.setdefault(factor, len(grouped))
         if group == len(counts):
@@ -213,7 +213,7 @@ def _resolve(latent: Latent, factor: Factor | None) -> Factor:
 
 
 def _inside(params, latent: Latent):
-    """The start parameters, refused where `init` lies on the edge of its support (0 for a positive latent)."""
+    """The start parameters; ValueError if `init` lies on the edge of its support (0 for a positive latent)."""
     # A host-side check: jnp's would compile two small programs per latent.
     if np.all(np.isfinite(np.asarray(params))):
         return params

@@ -27,7 +27,7 @@ from curvi.record.plain import register
 from curvi.solve.truncated_cg import Array as AnyArray
 
 Draw = tuple[AnyArray, ...]
-_RARE_DRAWS = 0.25  # of all draws: what the rarest values of all discrete factors together may cost
+_RARE_DRAWS = 0.25  # share of all draws that the rarest values of all discrete factors may take together
 
 
 @register
@@ -52,7 +52,7 @@ class MeanField(Family[Draw]):
 
     @classmethod
     def assemble(cls, params: Float[Array, " P"], layout: Layout) -> "MeanField":
-        """The q with these parts."""
+        """The q with these parameters and this layout."""
         made = object.__new__(cls)
         object.__setattr__(made, "params", params)
         object.__setattr__(made, "layout", layout)
@@ -77,7 +77,7 @@ class MeanField(Family[Draw]):
         return all(factor.reparameterised for factor in self.layout.factors)
 
     def split(self, v: Float[Array, " P"]) -> list[Float[Array, "n k"]]:
-        """A vector like the parameters, cut into one array a group."""
+        """A vector like the parameters, split into one array per group."""
         shapes = [jax.ShapeDtypeStruct((n, f.num_params, f.num_params), v.dtype) for f, n in self.layout.groups]
         return split(v, tuple(shapes))
 
@@ -89,10 +89,10 @@ class MeanField(Family[Draw]):
         return list(zip(self.layout.factors, self.group_params()))
 
     def move(self, whitened_step):
-        """Along a straight line in the natural parameters of each factor where that is valid.
+        """q moved along a straight line in the natural parameters of each factor where that is valid.
 
-        There a unit step of the natural gradient ends at the best factor given the others, if that lies in the family.
-        Elsewhere, and where the line leaves the family, the line is straight in the factor's own parameters.
+        A unit natural-gradient step then ends at the best factor given the others, if that lies in the family.
+        Where there are no natural parameters, or the line leaves the family, it is straight in the factor's parameters.
         """
         direction = self.fisher().factorise().solve_transpose(whitened_step)
         parts = []
@@ -116,11 +116,11 @@ class MeanField(Family[Draw]):
         return [noise[a:b].reshape(n, -1) for a, b, n in zip(ends, ends[1:], self.layout.counts)]
 
     def from_uniform(self, u: Float[Array, " U"]) -> Draw:
-        """The draw that these uniform numbers give, monotone in each of them."""
+        """The draw made from these uniform numbers, monotone in each of them."""
         return tuple(f.from_uniform(p, part) for (f, p), part in zip(self._with_params(), self._cut(u)))
 
     def from_normal(self, noise: Float[Array, " n"]) -> Draw:
-        """The draw that this standard normal noise gives, twice differentiable in the parameters."""
+        """The draw made from this standard normal noise, twice differentiable in the parameters."""
         return tuple(f.from_normal(p, part[:, 0]) for (f, p), part in zip(self._with_params(), self._cut(noise)))
 
     def to_model(self, x: Draw) -> tuple[dict[str, Array], Float[Array, ""]]:
@@ -176,7 +176,7 @@ class MeanField(Family[Draw]):
             blocks.append(part[:, None, None] * turned)
         return BlockDiagonal(tuple(blocks))
 
-    # -- draws of which a part follows the parameters -----------------------------------------------------------------
+    # -- partly reparameterised draws ---------------------------------------------------------------------------------
 
     @property
     def pathwise_columns(self) -> np.ndarray:
@@ -203,7 +203,7 @@ class MeanField(Family[Draw]):
         return self._sum(f.entropy(p) if f.reparameterised else -f.kl(p, b) for (f, p), b in groups)
 
     def with_min_probability(self) -> "MeanField":
-        # All rare values together then cost a share of the draws, whatever their number.
+        # All rare values together take at most a fixed share of the draws, whatever their number.
         least = _RARE_DRAWS / max(self.num_score_params, 1)
         groups = self._with_params()
         return self.replace(join([p if f.reparameterised else f.with_min_probability(p, least) for f, p in groups]))
@@ -264,7 +264,7 @@ class MeanField(Family[Draw]):
     # -- names --------------------------------------------------------------------------------------------------------
 
     def parameter_slices(self) -> dict[str, slice]:
-        """Where in the flat vector the parameters of each latent stand."""
+        """The positions of each latent's parameters in the flat vector."""
         return self.layout.parameter_slices()
 
     def params_of(self, name: str) -> np.ndarray:
@@ -283,7 +283,7 @@ class MeanField(Family[Draw]):
         return self.layout.location_params()
 
     def largest_exponent(self) -> float:
-        """ln scales, and draws of the latents that a bijection takes to their supports."""
+        """The largest of the ln scales and of the likely draws that a bijection maps to a support."""
         largest = -np.inf
         for slot in self.layout.slots:
             if not isinstance(self.layout.factor_of(slot), Normal):

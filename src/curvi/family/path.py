@@ -1,9 +1,9 @@
-"""How draws on fixed noise follow the parameters: what compiled programs do of it, and what the host does.
+"""How draws on fixed noise depend on the parameters: the part in compiled programs and the part on the host.
 
-On fixed noise e the ELBO is a function of the parameters Gamma through the draws x(e; Gamma). A path cuts that function
-in two: *coordinates* c(Gamma), computed by the host, and draws x(e; c), differentiated in a program. What the host
-knows need not be compiled, and compilation is most of a small fit: for a normal factor the coordinates are mean and
-scale, and the program is little more than the derivatives of the log density.
+On fixed noise e the ELBO is a function of the parameters Gamma through the draws x(e; Gamma). A path splits that
+function in two: *coordinates* c(Gamma), computed by the host, and draws x(e; c), differentiated in a program. This
+saves compilation, which dominates a small fit: for a normal factor the coordinates are mean and scale, and the program
+is little more than the derivatives of the log density.
 
 `DirectPath` serves every family: c is Gamma, and the program differentiates all of it. `NormalPath` serves a product of
 normal factors.
@@ -27,19 +27,19 @@ _ENTROPY = 0.5 * (1 + np.log(2 * np.pi))  # of a standard normal
 
 
 class LogJoint(Protocol):
-    """ln p at a draw of q, Jacobians included."""
+    """ln p at a draw of q, including Jacobians."""
 
     def __call__(self, q: "Family[DrawT]", x: "DrawT", /) -> Float[Array, ""]: ...
 
 
 class Each(Protocol):
-    """Makes of a function of the noise of one draw one of the noise of many, such as `jax.vmap`."""
+    """Turns a function of one draw's noise into one of many draws' noise, such as `jax.vmap`."""
 
     def __call__(self, function: Callable[[Array], Result], /) -> Callable[[Array], Result]: ...
 
 
 class Path(ABC):
-    """Compared and hashed by value: it is part of the structure of a program."""
+    """How draws depend on the parameters; compared and hashed by value, as part of a program's static structure."""
 
     # -- in programs, on one chunk of noise ---------------------------------------------------------------------------
 
@@ -61,7 +61,7 @@ class Path(ABC):
         noise: Float[Array, "S n"],
         each: Each,
     ) -> tuple[Float[Array, " C"], Float[Array, "S n"] | None]:
-        """The derivatives of the last two along a direction of c."""
+        """The derivatives of the last two results of `gradients` along a direction of c."""
 
     # -- on the host --------------------------------------------------------------------------------------------------
 
@@ -119,7 +119,7 @@ def _value(q: "Family", log_joint: LogJoint, e: Array) -> Callable[[Array], Arra
 
 
 class NormalPath(Path):
-    """A product of n normal factors with parameters (mean, ln scale) one after the other: x = mean + scale * e."""
+    """A product of n normal factors with parameters (mean, ln scale) interleaved: x = mean + scale * e."""
 
     known_to_host: ClassVar[bool] = True
 
@@ -181,7 +181,7 @@ class NormalPath(Path):
         return v[..., 1::2]
 
     def at_mean(self, params: np.ndarray, spread: float | np.ndarray = 0.0) -> np.ndarray:
-        """Coordinates of draws at the mean, or `spread` times their noise away from it."""
+        """Coordinates of draws at the mean, or at a distance `spread` times their noise."""
         return np.concatenate([params[0::2], np.broadcast_to(spread, self.size)])
 
     def along_noise(self) -> np.ndarray:
@@ -199,7 +199,7 @@ class NormalPath(Path):
         return _interleave(self.scale(params), self._half)
 
     def whitened_scores(self, noise: np.ndarray) -> np.ndarray:
-        """Scores in coordinates where the Fisher information is the identity: e and (e^2 - 1) / sqrt 2 a factor."""
+        """Scores in coordinates where the Fisher information is the identity: e and (e^2 - 1) / sqrt 2 per factor."""
         return _interleave(noise, (noise**2 - 1) / np.sqrt(2))
 
 

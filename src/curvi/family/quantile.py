@@ -1,11 +1,11 @@
-"""Quantiles by bisection, for distributions whose distribution function JAX has and whose quantile it lacks."""
+"""Quantiles by bisection, for distributions that have a distribution function in JAX but no quantile function."""
 
 import jax
 import jax.numpy as jnp
 
 
 def bisect(reached, low, high, num_halvings: int):
-    """The least argument in (low, high] at which the monotone condition `reached` holds, to (high - low) /
+    """The least argument in (low, high] where the monotone condition `reached` holds, to within (high - low) /
     2^num_halvings.
     """
 

@@ -60,7 +60,7 @@ class StudentT(Factor):
 
     def from_uniform(self, params, u):
         df, u = 4 + jnp.exp(params[..., 2]), u[..., 0]
-        # Searched from the median outwards: the tail keeps its digits on either side.
+        # Search from the median outwards, so that both tails keep full precision.
         smaller = jnp.minimum(u, 1 - u)
         size = continuous_quantile(lambda z: -functions.upper_tail(df, z), jnp.sinh, -smaller, 0.0, 60.0)
         return params[..., 0] + jnp.exp(params[..., 1]) * jnp.where(u < 0.5, -size, size)

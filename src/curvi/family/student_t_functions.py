@@ -1,8 +1,8 @@
-"""Functions of the degrees of freedom of a Student-t that keep their digits as it becomes a normal.
+"""Functions of the degrees of freedom of a Student-t that stay accurate in the normal limit.
 
-All are differences of gamma functions half a step apart, which cancel: in float32 the information on the
+All are differences of gamma functions at arguments 1/2 apart, which cancel: in float32 the information on the
 degrees of freedom is off by a factor of 300 at 3,000 of them, and negative at 160,000. From `_LARGE` degrees
-of freedom on, asymptotic series stand instead. They follow from
+of freedom on, asymptotic series are used instead. They follow from
 
     psi((v + 1)/2) - psi(v/2) = 1/v + 1/(2 v^2) - 1/(4 v^4) + 1/(2 v^6) - 17/(8 v^8) + 31/(2 v^10) - ...
 
@@ -20,7 +20,7 @@ _LOG_2PI_E = 2.8378770664093453
 
 
 def _branch(df, small, large):
-    """`small` below the switch and `large` above, each kept where its slopes are finite."""
+    """`small` below the switch and `large` above, each evaluated only where its gradient is finite."""
     below = df < _LARGE
     return jnp.where(below, small(jnp.where(below, df, _LARGE)), large(jnp.where(below, _LARGE, df)))
 

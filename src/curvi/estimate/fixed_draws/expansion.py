@@ -4,9 +4,9 @@ Under mirrored noise e, a quadratic form with Hessian H0 averages over the draws
 
     sigma' K sigma / 2,    K = H0 * (mean e e' - I),
 
-whatever its expansion point. Taking that off is the second-order control variate (Miller, Foti, D'Amour and Adams
-2017): the number of draws then need not grow with the dimension. Any matrix in place of H0 keeps it unbiased.
--H0 also holds the correlation of the means, and as their metric leaves conjugate gradients little to do.
+for any expansion point. Subtracting that is the second-order control variate (Miller, Foti, D'Amour and Adams 2017):
+the number of draws then need not grow with the dimension. It is unbiased for any matrix in place of H0. -H0 also
+contains the correlations of the means; as their metric it preconditions conjugate gradients well.
 """
 
 import numpy as np
@@ -23,15 +23,15 @@ class Expansion:
 
     def __init__(self, hessian: np.ndarray, sigma: np.ndarray):
         self.sigma = sigma
-        # None at all where the mean of q is a singular point.
+        # Zero where the Hessian is not finite at the mean of q.
         self.hessian = (hessian + hessian.T) / 2 if np.all(np.isfinite(hessian)) else np.zeros_like(hessian)
         self.lower = self._metric() if self.hessian.any() else None
 
     def _metric(self) -> np.ndarray | None:
         """Cholesky factor of -H0, None where that is not definite."""
         try:
-            # A little of the Fisher information: a flat direction must not outweigh all others in the metric.
-            # In LAPACK's own order of entries, or it would be copied at every use.
+            # Add a little of the Fisher information, so that flat directions do not make the metric singular.
+            # Fortran order avoids a copy at every LAPACK call.
             return np.asfortranarray(np.linalg.cholesky(np.diag(_LEAST / self.sigma**2) - self.hessian))
         except np.linalg.LinAlgError:
             return None
@@ -48,8 +48,8 @@ class Expansion:
         return gradient.sum(-1) / 2, gradient
 
     def whiten(self, v: np.ndarray) -> np.ndarray:
-        """L^-1 v with -H0 = L L', about."""
-        # Not SciPy's solve_triangular, whose checks take longer than the solution of a small system.
+        """L^-1 v with -H0 = L L' approximately."""
+        # Faster than SciPy's solve_triangular, whose checks dominate for small systems.
         return dtrtrs(self.lower, v, lower=1)[0]
 
     def unwhiten(self, v: np.ndarray) -> np.ndarray:
@@ -58,7 +58,7 @@ class Expansion:
 
 
 class Excess:
-    """K = H0 * (mean e e' - I), known by its products; not stored where it is large."""
+    """K = H0 * (mean e e' - I), given by its products; not stored where it is large."""
 
     def __init__(self, hessian: np.ndarray, noise: np.ndarray):
         self.hessian, self.noise, self.matrix = hessian, noise, None
@@ -68,5 +68,5 @@ class Excess:
     def __matmul__(self, v: np.ndarray) -> np.ndarray:
         if self.matrix is not None:
             return self.matrix @ v
-        half = self.noise[::2]  # draws come in mirrored pairs, which add the same
+        half = self.noise[::2]  # both draws of a mirrored pair contribute equally
         return np.mean(half * ((half * v) @ self.hessian), 0) - np.diag(self.hessian) * v

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class FixedDrawsHessian:
-    """The Hessian of the ELBO on fixed noise, by its products, with what these need of the place where it is taken."""
+    """The Hessian of the ELBO on fixed noise, given by its products, with the quantities at `params` that they need."""
 
     objective: "Objective"
     params: np.ndarray
@@ -29,20 +29,20 @@ class FixedDrawsHessian:
     raw_grad: np.ndarray  # of the mean of ln p alone
     spreads: np.ndarray  # steps of one sd of q in each parameter: the inverse root of the Fisher diagonal
     weighted: Weighted | None  # for a hybrid q
-    excess_grad: np.ndarray | float  # in ln scales, of what the control variate took off
+    excess_grad: np.ndarray | float  # gradient in ln scales of the control variate that was subtracted
 
     def mv(self, v: np.ndarray) -> np.ndarray:
         return self.objective.product(self, v)
 
 
 class PartNoise(GroupNoise[np.ndarray]):
-    """The gradients of the independent parts of the noise, each less its own excess; computed when asked for."""
+    """The gradients on the independent parts of the noise, each less its own excess; computed lazily."""
 
     def __init__(self, hessian: FixedDrawsHessian, part_grads: np.ndarray):
         object.__setattr__(self, "hessian", hessian)
         object.__setattr__(self, "part_grads", part_grads)
 
-    # In the place of a field: only some steps ask for it.
+    # Overrides a field: only some steps need it.
     @functools.cached_property
     def groups(self) -> np.ndarray:  # pyright: ignore[reportIncompatibleVariableOverride]
         hessian: FixedDrawsHessian = vars(self)["hessian"]
@@ -57,10 +57,10 @@ class PartNoise(GroupNoise[np.ndarray]):
 
 
 class HostRoot:
-    """L with L L' the Fisher information of q; -H0 in its place for the means of normal factors, where it is known."""
+    """L with L L' the Fisher information of q, or -H0 for the means of normal factors where it is known."""
 
     def __init__(self, path, spreads: np.ndarray | None, fisher: BlockDiagonal | None, expansion: Expansion | None):
-        # Of normal factors L is diagonal. Where conjugate gradients take a few products, more would be felt.
+        # For normal factors L is diagonal, which keeps the overhead of each product small.
         self.path, self.diagonal = path, spreads
         self.inverse = [] if fisher is None else [_inverse_root(np.asarray(block)) for block in fisher.blocks]
         self.expansion = expansion if expansion is not None and expansion.lower is not None else None
@@ -89,7 +89,7 @@ class HostRoot:
 
 
 def _inverse_root(block: np.ndarray) -> np.ndarray:
-    """L^-1; not a number where there is none, which no step survives."""
+    """L^-1; NaN where the block is not definite, so that the step is rejected."""
     try:
         return np.linalg.inv(np.linalg.cholesky(block))
     except np.linalg.LinAlgError:
@@ -98,7 +98,7 @@ def _inverse_root(block: np.ndarray) -> np.ndarray:
 
 @pytree
 class FixedDrawsModel(LocalModel[np.ndarray, FixedDrawsHessian, BlockDiagonal | None]):
-    """A `LocalModel` on fixed noise; `draw_values` are ln p, and the entropy, or what stands for it, is `exact`."""
+    """A `LocalModel` on fixed noise; `draw_values` are ln p, and `exact` is the entropy or the closed-form part."""
 
     value: float
     curvature: FixedDrawsHessian
@@ -131,7 +131,7 @@ class FixedDrawsModel(LocalModel[np.ndarray, FixedDrawsHessian, BlockDiagonal | 
 
     @property
     def effective(self) -> float:
-        """Effective share of the draws: 1 unless they are weighted."""
+        """Effective sample size as a share of the draws: 1 unless they are weighted."""
         weighted = self.curvature.weighted
         return 1.0 if weighted is None else weighted.effective
 

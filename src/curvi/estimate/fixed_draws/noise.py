@@ -24,12 +24,12 @@ from curvi.model.target import AbstractTarget
 
 @dataclasses.dataclass(frozen=True)
 class FixedNoise:
-    """Noise in independent parts of equal size."""
+    """Fixed noise in independent parts of equal size."""
 
     values: np.ndarray  # (draws, dimension)
     num_parts: int
     buffer: Buffer
-    excess: Excess | None  # of the control variate, None without one
+    excess: Excess | None  # K of the control variate; None without one
 
     @property
     def num_draws(self) -> int:
@@ -44,9 +44,9 @@ class FixedNoise:
 
 
 class NoiseSource:
-    """Makes the noise of a fit, each stream of it from the words of the key and the stream's own numbers.
+    """Makes the noise of a fit; each stream is seeded by the words of the key and the stream's own numbers.
 
-    Random numbers of the host: every operation of JAX outside of a program would cost a compilation.
+    Random numbers come from numpy: every JAX operation outside a program would cost a compilation.
     """
 
     def __init__(self, target: AbstractTarget, key, capacity: int, matched: np.ndarray, dtype, needs_before: bool):
@@ -73,8 +73,8 @@ class NoiseSource:
         Factors that are not reparameterised are drawn at the parameters `before`. The Hessian of `expansion` serves as
         control variate.
 
-        Where chunks see batches of their own, each chunk has noise of its own, so that the moments of a batch's draws
-        match, too, and no noise is left of a model whose rows are quadratic.
+        With minibatches, each chunk has independent matched noise: the moments of the draws of every batch then match,
+        and models whose rows are quadratic have no noise.
         """
         rng = self.generator(*stream)
         independent = num_draws // CHUNK if self.epoch else num_parts
@@ -92,15 +92,15 @@ class NoiseSource:
         if isinstance(self.target, MinibatchTarget):
             rng = self.generator() if rng is None else rng
             rows = jax.device_put(self._rows_of_chunks(self.target, np.asarray(part)[:num_chunks], rng))
-        # On the device ahead of its use: what a program has to fetch from the host costs it some microseconds.
+        # Moved to the device in advance: a transfer at each call would cost some microseconds.
         device = Buffer(jax.device_put(buffer.reshape(size, CHUNK, -1)), part, count, rows, before)
         return FixedNoise(values, num_parts, device, None if expansion is None else expansion.excess(values))
 
     def _rows_of_chunks(self, target: MinibatchTarget, part: np.ndarray, rng) -> np.ndarray:
         """Rows of the batch of each chunk.
 
-        Within a part of the noise, batches follow a random order of all rows, and another where that is at its end:
-        a part of one epoch or more has seen all rows about equally often, and the noise of batches is all but gone.
+        Within a part of the noise, batches run through random permutations of all rows, one after the other: a part of
+        one epoch or more uses all rows about equally often, which removes almost all batch noise.
         """
         num_rows, batch_size = target.num_rows, target.batch_size
         rows = np.zeros((self.size, batch_size), np.int32)
@@ -114,19 +114,19 @@ class NoiseSource:
 
 @functools.lru_cache(maxsize=64)
 def _plan(size: int, num_chunks: int, num_parts: int) -> tuple[jax.Array, jax.Array]:
-    """To which part of the noise each chunk of a buffer belongs, and how many are in use; on the device, for reuse."""
+    """The part of the noise that each chunk of a buffer belongs to, and the number of chunks in use; on the device."""
     part = np.minimum(np.arange(size) * num_parts // max(num_chunks, 1), num_parts - 1).astype(np.int32)
     return jax.device_put((part, np.int32(num_chunks)))
 
 
 @functools.lru_cache(maxsize=8)
 def _nothing(size: int) -> tuple[jax.Array, jax.Array]:
-    """In the place of rows where there are no batches, and of earlier parameters where all factors follow them."""
+    """Placeholders for rows without minibatches, and for earlier parameters where all factors are reparameterised."""
     return jax.device_put((np.zeros((size, 0), np.int32), np.zeros(0)))
 
 
 def epoch_draws(target: AbstractTarget) -> int:
-    """Draws of as many chunks as it takes batches to see all rows once; 0 where every draw sees them all."""
+    """Number of draws in the chunks of one epoch (one batch per chunk); 0 where every draw uses all rows."""
     return CHUNK * -(-target.num_rows // target.batch_size) if isinstance(target, MinibatchTarget) else 0
 
 
@@ -138,10 +138,10 @@ def matched_noise(
 ) -> np.ndarray:
     """Standard normal noise (num_draws, dimension), float64, made of `num_scrambles` independent parts of equal size.
 
-    `match` says which columns are matched in their moments. Where none is, the pairs are independent: what quasi-random
-    points tell of their own error is too small more often than not where the integrand has a tail.
+    `match` says which columns have matched moments. If none has, the pairs are independent: error estimates from
+    quasi-random points are often too small for heavy-tailed integrands.
 
-    `rng` is a numpy generator: the noise is made on the host, once a round, and handed to a compiled program.
+    `rng` is a numpy generator: the noise is made on the host, once per round, and passed to a compiled program.
     """
     size, odd = divmod(num_draws, 2 * num_scrambles)
     if odd or not size:
@@ -171,7 +171,7 @@ def _match(half: np.ndarray) -> np.ndarray:
 def _normal_points(rng, num_points: int, dimension: int) -> np.ndarray:
     if dimension > SOBOL_DIMENSIONS:
         return rng.standard_normal((num_points, dimension))
-    # A net that is scrambled once, and shifted digitally: independent scrambles would take longer than small fits.
+    # One scrambled net with digital shifts: independent scrambles would take longer than small fits.
     shift = rng.integers(2**32, size=dimension, dtype=np.uint32)
-    # Points lie on a grid of 2^-32 that contains zero; the middle of each cell does not.
+    # Use cell centres: the grid of 2^-32 contains zero.
     return ndtri(((sobol_net(num_points, dimension) ^ shift) + 0.5) * 2.0**-32)

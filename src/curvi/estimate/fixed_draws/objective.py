@@ -1,4 +1,4 @@
-"""The ELBO on fixed noise, as a function of numpy vectors, with what a Newton step needs besides."""
+"""The ELBO on fixed noise as a function of numpy vectors, with the derivatives for a Newton step."""
 
 import threading
 
@@ -16,23 +16,23 @@ from curvi.family.path import NormalPath
 from curvi.model.target import AbstractTarget
 from curvi.record.counts import CallCounts
 
-# For targets of order 1: half the length of the steps over which gradients are compared, in sds of q. The error of
-# central differences is its square; a kink needs some width to show.
+# Step of central differences of gradients for targets of order 1, in sds of q. The error grows like its square, but the
+# step must be wide enough to detect kinks.
 _DIFFERENCE = 0.02
-_STEP = 1e-5  # in sds of q, of differences to one side
-_LARGEST_HESSIAN = 10_240  # dimensions: two matrices of 840 MB
-# The control variate is at odds with the draws where it multiplies the variance of the value by more than this, and the
-# standard error is of this many nats at least. One that is merely useless, or hidden by the noise of batches, is not.
+_STEP = 1e-5  # step of one-sided differences, in sds of q
+_LARGEST_HESSIAN = 10_240  # largest dimension: two matrices of 840 MB
+# The control variate is rejected if it multiplies the variance of the value by more than the first number and the
+# standard error is at least the second, in nats. A useless one, or one hidden by batch noise, is harmless.
 _MISLED, _MISLED_ERROR = 2.0, 1.0
 _NO_COUNTS = Counts()
 
 
 class Objective:
-    """ELBO, gradient and products at any parameters on any noise, by two compiled programs; counts its calls.
+    """ELBO, gradient and Hessian-vector products on fixed noise, by two compiled programs; counts its evaluations.
 
-    Until `exact_products`, Hessian products are differences of gradients to one side: good enough for the first climb,
-    as cheap as one gradient, and nothing has to be compiled for them. From then on they are exact; for targets of order
-    1, which have no such program, central differences.
+    Until `exact_products` is set, products are one-sided differences of gradients: accurate enough for the first climb,
+    as cheap as one gradient, and without compilation. Afterwards they are exact, or central differences for targets of
+    order 1.
     """
 
     def __init__(self, target: AbstractTarget, q: Family, key, capacity: int):
@@ -46,18 +46,18 @@ class Objective:
         self.source = NoiseSource(target, key, capacity, q.pathwise_columns, self.dtype, not q.reparameterised)
         self.expandable = isinstance(self.path, NormalPath) and self.dimension <= _LARGEST_HESSIAN
         self.expansion: Expansion | None = None
-        self.corrects = True  # whether the expansion serves as control variate; as metric it always does
+        self.corrects = True  # whether the expansion is used as control variate; it is always used as metric
         self._units: FixedNoise | None = None
         self.counts = CallCounts()
         num_kept = min(-(-self.dimension // CHUNK), self.source.size) if self.expandable else 0
         self._num_kept = num_kept
         self._sweeps = Sweeps(target, q, self.source.size, num_kept)
-        # Differences of gradients to one side need the digits of double precision.
+        # One-sided differences of gradients need double precision.
         self.always_exact = target.order == 1 or self.dtype != np.float64
         self.exact_products = self.always_exact
 
     def noise(self, before, stream, num_draws: int, num_parts: int = 2, match=True, correct=True) -> FixedNoise:
-        """Fresh noise (`NoiseSource.draw`), the Hessian at the mean as control variate unless `correct` is false."""
+        """Fresh noise (`NoiseSource.draw`), with the Hessian at the mean as control variate if `correct`."""
         expansion = self.expansion if correct and self.corrects else None
         return self.source.draw(before, stream, num_draws, num_parts, match, expansion)
 
@@ -73,7 +73,7 @@ class Objective:
         part_grads = path.gradient(params, found.part_grads[: fixed.num_parts] * scale)
         weighted, excess_grad = None, 0.0
         if found.weights is None:
-            # numpy's `mean` takes as long as all else here where dimension and draws are few.
+            # Faster than numpy's `mean`, whose overhead matters for small problems.
             value, raw_grad = log_p.sum() / len(log_p), part_grads.sum(0) / fixed.num_parts
         else:
             weights = found.weights.reshape(-1)[: fixed.num_draws]
@@ -94,7 +94,7 @@ class Objective:
             path.log_scale_entries(grad)[:] -= excess_grad
         hessian = FixedDrawsHessian(self, params, fixed, grad, raw_grad, spreads, weighted, excess_grad)
         noise = PartNoise(hessian, part_grads)
-        # On fixed noise the value is exact: its error against the true ELBO is that of the noise (`PartNoise`).
+        # On fixed noise the value is deterministic; its error as an estimate of the true ELBO is in `PartNoise`.
         return FixedDrawsModel(float(value), 0.0, grad, hessian, found.fisher, noise, log_p, _NO_COUNTS, exact=exact)
 
     def product(self, at: FixedDrawsHessian, direction: np.ndarray) -> np.ndarray:
@@ -134,22 +134,22 @@ class Objective:
         return grad
 
     def admit(self, params: np.ndarray) -> np.ndarray:
-        """The nearest parameters within bounds: logits may not run away where a value is all but certain."""
+        """The nearest parameters within bounds, which keep logits finite where a value is almost certain."""
         return np.clip(params, -self._max_abs_params, self._max_abs_params)
 
     def misled(self, local: FixedDrawsModel) -> bool:
-        """Whether the control variate adds noise to the value instead of taking it away: H0 is of another q by now.
+        """Whether the control variate adds noise to the value instead of removing it, since q has moved away from H0.
 
-        Off the diagonal K has either sign. Of a quadratic ln p it takes off what the draws have too much; of any other
-        it is a quadratic that is added to the ELBO, and where ln p falls more slowly than H0 says, the sum of both
-        rises without bound as the scales grow. Noise with as many pairs as dimensions has no K.
+        K is indefinite. For a quadratic ln p it removes the error of the draws; otherwise it adds a quadratic to the
+        ELBO, and where ln p falls more slowly than H0 predicts, the sum grows without bound with the scales. Noise with
+        at least as many pairs as dimensions has K = 0.
         """
         fixed, num_pairs = local.fixed, local.fixed.num_draws // 2
         if fixed.excess is None or self.expansion is None or not isinstance(self.path, NormalPath):
             return False
         if num_pairs >= fixed.num_parts * self.dimension:
             return False
-        halves = fixed.parts(num_pairs)[:, :1]  # of mirrored pairs, which have the same excess
+        halves = fixed.parts(num_pairs)[:, :1]  # one draw per mirrored pair: both have the same excess
         excess = self.expansion.part_excess(halves, self.path.scale(local.params))[0]
         means = local.part_means(num_pairs)
         plain, corrected = np.var(means, ddof=1), np.var(means - excess, ddof=1)
@@ -158,7 +158,7 @@ class Objective:
     # -- the Hessian at the mean --------------------------------------------------------------------------------------
 
     def expand(self, params: np.ndarray) -> None:
-        """Take the Hessian of ln p at the mean of q: it serves as control variate and as metric."""
+        """Compute the Hessian of ln p at the mean of q, for use as control variate and metric."""
         assert isinstance(self.path, NormalPath)
         slab = self._num_kept * CHUNK
         slabs = [np.arange(at, min(at + slab, self.dimension)) for at in range(0, self.dimension, slab)]
@@ -166,12 +166,12 @@ class Objective:
         self.expansion = Expansion(hessian, self.path.scale(params))
 
     def _hessian_rows(self, path: NormalPath, params: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Rows of the Hessian at the mean: one draw a row, its noise the unit vector along its coordinate."""
+        """Rows of the Hessian at the mean: one draw per row, whose noise is a unit vector."""
         fixed = self._unit_vectors(rows)
         if self._has_products:
             self._count(fixed, products=True)
             return self._sweeps.products_at(path.at_mean(params), path.along_noise(), fixed.buffer)[: len(rows)]
-        # The change of the gradient over a step along the coordinate, a share of its sd.
+        # Central differences of the gradient along each coordinate.
         self._count(fixed)
         self._count(fixed)
         sigma = path.scale(params)
@@ -180,7 +180,7 @@ class Objective:
         return (ahead - behind)[: len(rows)] / (2 * _DIFFERENCE * sigma[rows, None])
 
     def _unit_vectors(self, rows: np.ndarray) -> FixedNoise:
-        """Noise that is one unit vector after the other; kept where there is one such buffer only, and it is small."""
+        """Noise whose rows are unit vectors; cached where a single chunk holds them all."""
         if self._units is not None:
             return self._units
         along = np.zeros((len(rows), self.dimension))
@@ -193,9 +193,9 @@ class Objective:
     # -- programs -----------------------------------------------------------------------------------------------------
 
     def compile(self, params: np.ndarray) -> None:
-        """Compile what is used from the start while SciPy reads its table of Sobol numbers, once a process.
+        """Compile the gradient program while SciPy reads its table of Sobol numbers, once per process.
 
-        A sweep over no draws at all compiles a program and does nothing else.
+        A sweep over zero draws compiles the program without other work.
         """
         if sobol_net.cache_info().currsize:
             return

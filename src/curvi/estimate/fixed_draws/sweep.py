@@ -1,13 +1,13 @@
-"""Compiled sweeps over fixed noise, chunk by chunk: all that a fit on fixed draws asks of the model.
+"""Compiled sweeps over fixed noise, chunk by chunk: all evaluations of the model in a fit on fixed draws.
 
-A candidate of the trust region, a product for conjugate gradients, the Hessian at the mean, the checks at the end:
-everything is a sweep. There are two programs, each of which serves every number of draws: `gradients` has values and
-gradients, `products` has Hessian products, forward over reverse. What is done with the numbers is a few operations on
-vectors, in numpy on the host: as part of the programs it would take longer to compile than the model itself. How draws
-follow the parameters is the family's own (`curvi.family.path`).
+Trust-region candidates, products for conjugate gradients, the Hessian at the mean and the final checks are all sweeps.
+There are two programs, each for any number of draws: `gradients` computes values and gradients, `products` computes
+Hessian-vector products, forward over reverse. The remaining vector operations run in numpy on the host: inside the
+programs they would take longer to compile than the model itself. The family defines how draws depend on the parameters
+(`curvi.family.path`).
 
-A program returns one vector, so that there is one transfer from the device; tuples stand in the place of modules,
-since a sweep of a small model takes no longer than making a module does.
+A program returns one vector, so that there is one transfer from the device. Tuples are used instead of modules, whose
+construction takes as long as a sweep of a small model.
 """
 
 import functools
@@ -26,18 +26,18 @@ from curvi.model.minibatch import MinibatchTarget
 from curvi.model.over_draws import over_draws
 from curvi.model.target import AbstractTarget
 
-# For XLA on a CPU. Level 3 takes longer to compile than level 1, and what it makes of wide loops can be slower. Code
-# from fusion emitters takes twice as long to compile as code without, and runs no faster in small loops; JAX 0.11 has
-# lost the choice. What XLA does not know it refuses, and the next row is tried.
+# For XLA on a CPU. Level 3 takes longer to compile than level 1, and its code for wide loops can be slower. Fusion
+# emitters double the compilation time and do not speed up small loops; JAX 0.11 removed the option. XLA raises an error
+# for unknown options, and the next row is tried.
 _OPTIONS = ({"xla_backend_optimization_level": 1, "xla_cpu_use_fusion_emitters": False},)
 _OPTIONS += ({"xla_backend_optimization_level": 1}, {})
 _row = [0 if jax.__version_info__ < (0, 11) else 1]
 
 
 def program(*static: int):
-    """Compiles a function with these static arguments, for fast compilation where XLA knows how.
+    """A decorator that compiles a function with these static arguments, with XLA options for fast compilation.
 
-    Equinox's filtered jit would do the same at ten times the overhead a call, which counts where a call is short.
+    Equinox's `filter_jit` would have ten times the overhead per call, which matters for short calls.
     """
 
     def compiled(function):
@@ -60,7 +60,7 @@ def program(*static: int):
     return compiled
 
 
-CHUNK = 32  # draws of one vectorised pass
+CHUNK = 32  # draws per vectorised pass
 MOST_PARTS = 8
 
 
@@ -68,25 +68,25 @@ class Buffer(NamedTuple):
     """Noise in a buffer of fixed size, of which the first `num_chunks` chunks are in use."""
 
     noise: Float[Array, "M chunk n"]
-    part: Int[Array, " M"]  # to which of the independent parts of the noise a chunk belongs
+    part: Int[Array, " M"]  # index of the independent part of the noise of each chunk
     num_chunks: Int[Array, ""]
-    rows: Int[Array, "M B"]  # of the minibatch that a chunk sees; B = 0 where the target is not minibatched
-    before: Float[Array, " P"]  # where factors that are not reparameterised were drawn
+    rows: Int[Array, "M B"]  # minibatch of each chunk; B = 0 where the target is not minibatched
+    before: Float[Array, " P"]  # parameters at which factors without reparameterisation were drawn
 
 
 class Gradients(NamedTuple):
-    """Value and gradient in the coordinates of the path. Sums over chunks are of the means over their draws.
+    """Value and gradient in the coordinates of the path. Sums over chunks are sums of means over their draws.
 
-    For a hybrid q, ln p is less ln q of the factors that are weighed, and its gradient is that of ln p times the
-    weight.
+    For a hybrid q, ln q of the weighted factors is subtracted from ln p, and the gradient is that of this difference
+    times the importance weight.
     """
 
     values: Any  # (M, chunk), ln p of each draw
     part_grads: Any  # (G, C), gradient of ln p, summed over the chunks of each part
-    # Of a hybrid q, else None: the weights of the draws, and their gradients as above.
+    # For a hybrid q, else None: the weights of the draws, and their gradients as above.
     weights: Any = None
     weight_grads: Any = None
-    # The entropy of q or what stands in its place, its gradient and the Fisher information; None where the host knows.
+    # The entropy of q or its substitute, its gradient and the Fisher information; None where the host computes them.
     exact: Any = None
     exact_grad: Any = None
     fisher: Any = None
@@ -103,7 +103,7 @@ class Products(NamedTuple):
 class Sweeps:
     """The two programs for one target and family, as functions of numpy vectors.
 
-    Each also returns what it found at single draws, of the first `num_kept` chunks: rows of a Hessian are sweeps, too.
+    Each also returns results at single draws for the first `num_kept` chunks, which give rows of a Hessian.
     """
 
     def __init__(self, target: AbstractTarget, q: Family, size: int, num_kept: int):
@@ -129,7 +129,7 @@ class Sweeps:
         return self._products(self._run(run_products, buffer, c, along)[0])
 
     def products_at(self, c: np.ndarray, along: np.ndarray, buffer: Buffer) -> np.ndarray:
-        """The derivative of the gradient in x along the way that each draw moves."""
+        """The derivative of the gradient in x along the direction in which each draw moves."""
         return _rows(self._run(run_products, buffer, c, along)[1])
 
     def _run(self, run, buffer: Buffer, *vectors):
@@ -196,7 +196,7 @@ def run_products(structure, num_kept: int, arrays, buffer: Buffer, c, along):
 
 
 def _density(target: AbstractTarget, rows):
-    """The log density; of a minibatched target on these rows."""
+    """The log density; for a minibatched target, on these rows."""
     return target.on_rows(rows) if isinstance(target, MinibatchTarget) else target.full()
 
 
@@ -215,12 +215,12 @@ def _at(rows, index):
 
 
 def _put(rows, row, index):
-    """`rows` with `row` at `index`, or at the end where that is beyond it: none of these is kept for use then."""
+    """`rows` with `row` at `index`, or at the last index if that is smaller; such rows are not used."""
     return jax.lax.dynamic_update_index_in_dim(rows, row, index, 0)
 
 
 def _own_part(buffer: Buffer, index, dtype):
-    """A column with a one where the chunk belongs: scatters would compile longer than all of a sweep."""
+    """A one-hot column for the part of the chunk; a scatter would take longer to compile than the whole sweep."""
     return (jnp.arange(MOST_PARTS) == _at(buffer.part, index)).astype(dtype)[:, None]
 
 
@@ -230,9 +230,9 @@ _ARRAY = object()  # stands for an array in a structure
 
 
 def split_structure(target: AbstractTarget, q: Family):
-    """What the programs want of a target and a q: a hashable structure, and arrays, the model's data among them.
+    """A target and a q as a hashable structure and a tuple of arrays, including the model's data.
 
-    The arrays in a plain tuple: modules would be taken apart at every call.
+    A plain tuple avoids flattening modules at every call.
     """
     leaves, tree = jax.tree.flatten((target, q))
     arrays = tuple(leaf for leaf in leaves if eqx.is_array(leaf))
@@ -250,8 +250,8 @@ def _pack(found):
 
 
 class _Unpack:
-    """Takes the vector of a program apart, given a named tuple of the shapes that were packed: None stays None, and a
-    field that is no shape is a tree of arrays.
+    """Splits the vector of a program, given a named tuple of the packed shapes: None stays None, and a field that is
+    not a shape is a tree of arrays.
     """
 
     def __init__(self, shapes):
@@ -261,7 +261,7 @@ class _Unpack:
                 self.places.append(None)
                 continue
             if _is_shape(shape):
-                # Most fields are one array, and a tree of one leaf need not be put together.
+                # Most fields are a single array and need no tree operations.
                 end = start + math.prod(shape)
                 self.places.append((slice(start, end), shape))
                 start = end

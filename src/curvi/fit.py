@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from curvi.family import Family, MeanField
+from curvi.family import FAMILIES, Family
 from curvi.methods.base import Method, Problem
 from curvi.methods.defaults import default_method
 from curvi.model.minibatch import MinibatchTarget, check_scale
@@ -24,7 +24,7 @@ def fit(
     target: AbstractTarget,
     *,
     key: PRNGKeyArray | None = None,
-    family: Family | None = None,
+    family: Family | str | None = None,
     method: Method | None = None,
     num_steps: int | None = None,
     tolerance: float = 0.05,
@@ -43,7 +43,8 @@ def fit(
     key
         A key from `jax.random.key(seed)`. The same key and inputs give the same bits.
     family
-        Where to start and with which family; `MeanField(target)` by default.
+        "mean_field" (the default) or "full_rank"; or an instance, which also says where to start: `MeanField(target)`,
+        `FullRank(target)`, or the q of another fit.
     method
         One of `curvi.methods`; by default the first row of `curvi.methods.DEFAULTS` that applies: Newton on growing
         draws for differentiable targets, regression on pooled draws where values are all there is.
@@ -76,7 +77,9 @@ def fit(
         key, family, method, num_starts = _resumed(target, start, key, family, method, num_starts)
     _check_input(target, key, family, method, num_steps, tolerance, num_starts, max_seconds, max_evaluations)
     assert key is not None
-    problem = Problem(target, MeanField(target) if family is None else family, num_starts)
+    if family is None or isinstance(family, str):
+        family = FAMILIES[family or "mean_field"](target)
+    problem = Problem(target, family, num_starts)
     reason = "asked for"
     if method is None:
         method, reason = default_method(problem)
@@ -161,9 +164,11 @@ def _rebound(checkpoint: Checkpoint | None, target: AbstractTarget) -> Checkpoin
 
 def _check_input(target, key, family, method, num_steps, tolerance, num_starts, max_seconds, max_evaluations) -> None:
     check_key(key)
-    if family is not None and not isinstance(family, Family):
-        raise ValueError(f"family must be a curvi.MeanField of the target; got {type(family).__name__}")
-    if family is not None and family.latents != target.latents:
+    if isinstance(family, str) and family not in FAMILIES:
+        raise ValueError(f"family must be one of {', '.join(FAMILIES)}, or an instance; got {family!r}")
+    if family is not None and not isinstance(family, Family | str):
+        raise ValueError(f"family must be a name or a curvi.MeanField of the target; got {type(family).__name__}")
+    if isinstance(family, Family) and family.latents != target.latents:
         raise ValueError("family was made for another target; make it with curvi.MeanField(target, factors)")
     if method is not None and not isinstance(method, Method):
         raise ValueError(f"method must be one of curvi.methods, as an instance; got {method!r}")

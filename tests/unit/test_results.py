@@ -50,7 +50,7 @@ def discrete():
 @lru_cache
 def heavy():
     """Tails that no normal has."""
-    wide = Target(lambda t: -0.75 * jnp.sum(jnp.log1p(t["x"] ** 2 * 4)), {"x": np.zeros(20)})
+    wide = Target(lambda t: -0.65 * jnp.sum(jnp.log1p(t["x"] ** 2 * 4)), {"x": np.zeros(20)})
     return curvi.fit(wide, key=KEY, progress=False)
 
 

@@ -121,6 +121,11 @@ class Family(eqx.Module, Generic[DrawT]):
         return density(theta) + log_det
 
     @property
+    def min_draws(self) -> int:
+        """Fixed draws below which the ELBO on them need not have a maximum."""
+        return 0
+
+    @property
     def path(self) -> Path:
         """How draws on fixed noise depend on the parameters (`curvi.family.path`)."""
         return DirectPath(self.num_params)

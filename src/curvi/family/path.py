@@ -118,10 +118,42 @@ def _value(q: "Family", log_joint: LogJoint, e: Array) -> Callable[[Array], Arra
     return value
 
 
-class NormalPath(Path):
-    """A product of n normal factors with parameters (mean, ln scale) interleaved: x = mean + scale * e."""
+class HostPath(Path):
+    """A path of a normal distribution: the host knows its entropy and its Fisher information."""
 
     known_to_host: ClassVar[bool] = True
+
+    @abstractmethod
+    def entropy(self, params: np.ndarray) -> float:
+        """H(q)."""
+
+    @abstractmethod
+    def entropy_gradient(self) -> np.ndarray:
+        """Its gradient, which is the same everywhere."""
+
+    @abstractmethod
+    def spreads(self, params: np.ndarray) -> np.ndarray:
+        """Steps of one sd of q in each parameter: the inverse root of the diagonal of the Fisher information."""
+
+    @abstractmethod
+    def whitened_scores(self, noise: np.ndarray) -> np.ndarray:
+        """Scores of the draws of this noise in coordinates where the Fisher information is the identity."""
+
+    def root(self, params: np.ndarray) -> "HostRootLike | None":
+        """The root of the Fisher information; None where it is diagonal, and `spreads` is its inverse."""
+        return None
+
+
+class HostRootLike(Protocol):
+    """L of a metric L L', in numpy."""
+
+    def solve(self, v: np.ndarray) -> np.ndarray: ...
+
+    def solve_transpose(self, v: np.ndarray) -> np.ndarray: ...
+
+
+class NormalPath(HostPath):
+    """A product of n normal factors with parameters (mean, ln scale) interleaved: x = mean + scale * e."""
 
     def __init__(self, num_factors: int):
         self.size = num_factors

@@ -11,7 +11,7 @@ from curvi.estimate.fixed_draws.expansion import Expansion
 from curvi.estimate.fixed_draws.noise import FixedNoise
 from curvi.estimate.hybrid import Weighted
 from curvi.estimate.local import GroupNoise, LocalModel
-from curvi.family.path import NormalPath
+from curvi.family.path import HostPath, HostRootLike, NormalPath
 from curvi.record.pytree import pytree
 
 if TYPE_CHECKING:
@@ -117,12 +117,14 @@ class FixedDrawsModel(LocalModel[np.ndarray, FixedDrawsHessian, BlockDiagonal | 
     def spreads(self) -> np.ndarray:
         return self.curvature.spreads
 
-    def root(self) -> HostRoot:
+    def root(self) -> HostRootLike:
         return self._root
 
     @functools.cached_property
-    def _root(self) -> HostRoot:
+    def _root(self) -> HostRootLike:
         objective = self.curvature.objective
+        if isinstance(objective.path, HostPath) and (own := objective.path.root(self.params)) is not None:
+            return own
         diagonal = self.spreads if objective.path.known_to_host else None
         return HostRoot(objective.path, diagonal, self.fisher, objective.expansion)
 

@@ -12,7 +12,7 @@ from curvi.estimate.fixed_draws.sweep import CHUNK, Sweeps
 from curvi.estimate.hybrid import Weighted
 from curvi.estimate.local import Counts
 from curvi.family import Family
-from curvi.family.path import NormalPath
+from curvi.family.path import HostPath, NormalPath
 from curvi.model.target import AbstractTarget
 from curvi.record.counts import CallCounts
 
@@ -80,7 +80,7 @@ class Objective:
             part_slopes = found.weight_grads[: fixed.num_parts] * scale
             part_grads, weighted = Weighted.make(log_p, weights, part_grads, part_slopes)
             value, raw_grad = weighted.mean, weighted.grad
-        if isinstance(path, NormalPath):
+        if isinstance(path, HostPath):
             exact, exact_grad, spreads = path.entropy(params), path.entropy_gradient(), path.spreads(params)
         else:
             exact, exact_grad = float(found.exact), found.exact_grad
@@ -123,12 +123,12 @@ class Objective:
     def _gradient(self, params: np.ndarray, fixed: FixedNoise) -> np.ndarray:
         """The gradient alone."""
         path = self.path
-        if not isinstance(path, NormalPath):
+        if not isinstance(path, HostPath):
             return self(params, fixed).grad
         self._count(fixed)
         summed = self._sweeps.gradients(path.coordinates(params), fixed.buffer).part_grads.sum(0)
         grad = path.gradient(params, summed / fixed.num_chunks) + path.entropy_gradient()
-        if fixed.excess is not None:
+        if fixed.excess is not None and isinstance(path, NormalPath):
             sigma = path.scale(params)
             path.log_scale_entries(grad)[:] -= sigma * (fixed.excess @ sigma)
         return grad

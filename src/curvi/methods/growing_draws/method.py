@@ -60,7 +60,7 @@ class GrowingDraws(Method[GrowingState]):
 
     def init(self, problem: Problem, key) -> GrowingState:
         objective = _objective(self, problem, key)
-        first = max(self.first_draws, objective.num_score_params * _DRAWS_A_VALUE)
+        first = max(self.first_draws, objective.num_score_params * _DRAWS_A_VALUE, problem.q.min_draws)
         num_draws = min(2 ** math.ceil(math.log2(first)), objective.capacity)
         return GrowingState.at(problem.q, num_draws, rough=objective.expandable, exact=objective.always_exact)
 

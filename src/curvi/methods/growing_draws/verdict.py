@@ -12,7 +12,7 @@ from curvi.control.climb import End
 from curvi.estimate.fixed_draws.local import FixedDrawsModel
 from curvi.estimate.fixed_draws.objective import Objective
 from curvi.estimate.fixed_draws.sweep import CHUNK, MOST_PARTS
-from curvi.family.path import NormalPath
+from curvi.family.path import HostPath, NormalPath
 from curvi.methods.base import Problem
 from curvi.methods.growing_draws.starts import ENDLESS
 from curvi.methods.growing_draws.state import GrowingState
@@ -145,6 +145,10 @@ def plain_elbo(problem: Problem, objective: Objective, state: GrowingState) -> t
         excess = objective.expansion.part_excess(local.fixed.parts(num_pairs), scale)[0]
         # H0 is that of the mean, which may be far from typical: as much of it as explains the values.
         values = values - _share(values, excess) * excess
+    elif isinstance(objective.path, HostPath):
+        # ln q of the draws, whose mean is known: where q is the posterior, ln p - ln q does not vary.
+        log_q = -0.5 * (local.fixed.parts(num_pairs) ** 2 - 1).sum(-1).mean(-1)
+        values = values - _share(values, log_q) * log_q
     mean, error = mean_and_error(values)
     return float(mean + local.exact), error
 

@@ -77,9 +77,8 @@ def fit(
         key, family, method, num_starts = _resumed(target, start, key, family, method, num_starts)
     _check_input(target, key, family, method, num_steps, tolerance, num_starts, max_seconds, max_evaluations)
     assert key is not None
-    if family is None or isinstance(family, str):
-        family = FAMILIES[family or "mean_field"](target)
-    problem = Problem(target, family, num_starts)
+    q = family if isinstance(family, Family) else FAMILIES[family or "mean_field"](target)
+    problem = Problem(target, q, num_starts)
     reason = "asked for"
     if method is None:
         method, reason = default_method(problem)

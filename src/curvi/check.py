@@ -1,8 +1,8 @@
-"""Checks of a target before a fit: is it finite, are its derivatives right, do its supports and its scale fit?
+"""Checks of a target before a fit: finite values, correct derivatives, correct supports and minibatch scale.
 
-All is done in unconstrained coordinates z, one block a latent, on l(z) = ln p(theta(z)) + ln |d theta / d z|: the
-function that inference climbs. Derivatives are compared with central differences whose own error is estimated from two
-step lengths and from rounding, so that a cross means a wrong derivative and not a coarse difference.
+All checks use unconstrained coordinates z, one block per latent, and l(z) = ln p(theta(z)) + ln |d theta / d z|, whose
+expectation is in the ELBO. Derivatives are compared with central differences whose error is estimated from two step
+lengths and from rounding, so that a failure means a wrong derivative and not an inaccurate difference.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from curvi.record.checkpoint import check_key
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """One check: `ok` is None where it does not apply, `latents` are those at fault, `remedy` says what to do."""
+    """One check: `ok` is None where it does not apply, `latents` are those that fail, `remedy` says what to do."""
 
     name: str
     ok: bool | None
@@ -39,7 +39,7 @@ _STYLES = {True: "green", False: "red", None: "dim"}
 
 @dataclasses.dataclass(frozen=True)
 class CheckReport:
-    """What `curvi.check` found. `ok` is whether nothing failed; `report["gradient"]` is one check."""
+    """The result of `curvi.check`. `ok` is whether nothing failed; `report["gradient"]` is one check."""
 
     checks: tuple[Check, ...]
 
@@ -70,14 +70,14 @@ class CheckReport:
 
 
 def check(target: AbstractTarget, *, key) -> CheckReport:
-    """A short list of checks of a target, each with its remedy, in seconds rather than minutes.
+    """A report of checks of a target, each with its remedy; takes seconds rather than minutes.
 
     Parameters
     ----------
     target
-        What is to be fitted.
+        The target to be fitted.
     key
-        A key from `jax.random.key(seed)`: chooses directions, points and batches.
+        A key from `jax.random.key(seed)`, for directions, points and batches.
 
     Returns
     -------
@@ -154,7 +154,7 @@ def _derivatives(density: Density, key) -> list[Check]:
         return [Check("gradient", None, reason), Check("curvature", None, reason)]
     try:
         slopes = jax.device_get(slopes_by_latent(density, key))
-    except Exception as error:  # whatever differentiation of foreign code raises
+    except Exception as error:  # differentiating user code may raise anything
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         remedy = (
             "pass order=0 to Target, so that only values are used, or give the function a derivative (jax.custom_jvp)"
@@ -252,7 +252,7 @@ def _quoted(names) -> str:
 
 
 def _agrees(one: dict) -> bool:
-    """Whether a slope is that of central differences, within their own error: truncation, told by two steps, and
+    """Whether a slope agrees with central differences within their error: truncation, estimated from two steps, and
     rounding.
     """
     error = 3 * abs(one["near"] - one["far"]) + one["rounding"]

@@ -1,4 +1,4 @@
-"""Two fits side by side: the difference of their ELBOs on paired draws."""
+"""Comparison of two fits: the difference of their ELBOs on paired draws."""
 
 import dataclasses
 
@@ -24,9 +24,9 @@ class Comparison:
     difference, difference_se
         The mean over paired draws, and its standard error.
     elbos
-        Of both fits on these draws.
+        ELBOs of both fits on these draws.
     unpaired_se
-        What the error would be on draws of their own.
+        The standard error that independent draws would give.
     num_draws
         Pairs of draws.
     """
@@ -39,7 +39,7 @@ class Comparison:
 
     @property
     def z(self) -> float:
-        """The difference in standard errors; not a number where both are nothing."""
+        """The difference in standard errors; NaN where both are zero."""
         with np.errstate(invalid="ignore", divide="ignore"):
             return float(np.float64(self.difference) / np.float64(self.difference_se))
 
@@ -60,16 +60,16 @@ class Comparison:
 def compare(fit_a: Fit, fit_b: Fit, *, key=None, num_draws: int = _DRAWS) -> Comparison:
     """The ELBO of `fit_a` less that of `fit_b`, on paired draws.
 
-    Both fits turn the same uniform numbers into draws, so that what they have in common cancels: for two fits of one
-    model the error is far below that of either ELBO. ELBOs of different models of the same data may be compared as
-    well; they bound the evidence of each from below, with gaps that need not be equal.
+    Both fits make their draws from the same uniform numbers, so that common noise cancels: for two fits of one model
+    the error is far below that of either ELBO. ELBOs of different models of the same data may also be compared; each
+    bounds the evidence of its model from below, but the gaps may differ.
 
     Parameters
     ----------
     fit_a, fit_b
         Two fits.
     key
-        Chooses the draws; the same ones every time if None.
+        Determines the draws; a fixed key if None.
     num_draws
         Pairs of draws.
     """
@@ -92,7 +92,7 @@ def compare(fit_a: Fit, fit_b: Fit, *, key=None, num_draws: int = _DRAWS) -> Com
 
 @eqx.filter_jit
 def _log_ratios(target: AbstractTarget, q, keys, size: int):
-    """ln p - ln q at the draws of q that uniform numbers give, `_CHUNK` at a time; each q takes the first of them."""
+    """ln p - ln q at draws of q from uniform numbers, `_CHUNK` at a time; each q uses the first `q.noise_size`."""
     density = target.full()
 
     def one(u):

@@ -1,4 +1,4 @@
-"""The factors that a mean field may be built of."""
+"""The factors of a mean field."""
 
 from curvi.family.continuous import Beta as Beta
 from curvi.family.continuous import Dirichlet as Dirichlet

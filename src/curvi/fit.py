@@ -1,4 +1,4 @@
-"""The front door: `fit` runs a method on a target until a certificate says that little is left to gain."""
+"""The entry point: `fit` runs a method on a target until the remaining gain is certified to be small."""
 
 import dataclasses
 
@@ -41,33 +41,33 @@ def fit(
     target
         What to fit: `Target`, `MinibatchTarget`, or `from_numpyro(...)`.
     key
-        A key from `jax.random.key(seed)`. The same key and inputs give the same bits.
+        A key from `jax.random.key(seed)`. The same key and inputs give bitwise identical results.
     family
         "mean_field" (the default) or "full_rank"; or an instance, which also says where to start: `MeanField(target)`,
         `FullRank(target)`, or the q of another fit.
     method
         One of `curvi.methods`; by default the first row of `curvi.methods.DEFAULTS` that applies: Newton on growing
-        draws for differentiable targets, regression on pooled draws where values are all there is.
+        draws for differentiable targets, regression on pooled draws where only values are available.
     num_steps
-        Most steps; the method's own default if None.
+        Maximum number of steps; the method's own default if None.
     tolerance
         Stop when the remaining gain plus two standard errors is below this many nats.
     progress
         Whether to show progress. The computation is the same with and without.
     num_starts
-        Starts of the default method: the given one and random ones around it. The fit goes on from the best;
-        `fit.start_elbos` shows what each led to on the first round's draws.
+        Starts of the default method: the given one and random ones around it. The fit continues from the best;
+        `fit.start_elbos` has the ELBO that each reached on the first round's draws.
     start
-        A fit of this target to resume, as if it had never stopped: after N steps and M more, q and the ELBO have the
-        same bits as after N + M. It has its key, family and method; `num_steps` counts the further steps.
+        A fit of this target to resume, as if it had never stopped: q and the ELBO after N steps and M more are bitwise
+        identical to those after N + M. Key, family and method are those of that fit; `num_steps` counts further steps.
     max_seconds, max_evaluations
-        Limits on wall time, compilation included, and on evaluations of the model per draw (a Hessian-vector product
-        counts as two). They end the climb between two steps; what is left to gain is then estimated on top of them.
+        Limits on wall time, including compilation, and on evaluations of the model per draw (a Hessian-vector product
+        counts as two). They end the fit between two steps; estimating the remaining gain then comes on top.
 
     Returns
     -------
-    A `Fit`. Numerical trouble is an outcome of it; ValueError is raised for wrong input and where no finite start
-    exists, BlackBoxError where a black-box log density fails: its `fit` holds the fit so far.
+    A `Fit`. Numerical problems are reported in its outcome. Raises ValueError for invalid input or if no finite start
+    exists, and BlackBoxError if a black-box log density fails: its `fit` holds the fit so far.
     """
     if not isinstance(target, AbstractTarget):
         raise ValueError(
@@ -107,7 +107,7 @@ def fit(
 
 
 def _as_fit(run: Run, outcome: Outcome, tolerance: float, reason: str) -> Fit:
-    """What a run leaves behind."""
+    """The `Fit` of a run."""
     q, copies, starts = run.q, run.gain.copies, getattr(run.state, "start_elbos", None)
     return Fit(
         q=q,
@@ -130,7 +130,7 @@ def _as_fit(run: Run, outcome: Outcome, tolerance: float, reason: str) -> Fit:
 
 
 def _resumed(target, start, key, family, method, num_starts) -> tuple:
-    """Key, q, method and number of starts of a fit that is resumed; ValueError where it could not be the same run."""
+    """Key, q, method and number of starts of a fit that is resumed; ValueError if they do not match."""
     if not isinstance(start, Fit):
         raise ValueError(f"start must be a fit, as curvi.fit or curvi.load returns it; got {type(start).__name__}")
     if start.checkpoint is None:
@@ -150,7 +150,7 @@ def _resumed(target, start, key, family, method, num_starts) -> tuple:
 
 
 def _rebound(checkpoint: Checkpoint | None, target: AbstractTarget) -> Checkpoint:
-    """The checkpoint with every q in its state over the latents of this target, which may have been made anew."""
+    """The checkpoint with every q in its state over the latents of this target, which may be a new object."""
     assert checkpoint is not None
     latents = {latent.name: latent for latent in target.latents}
 

@@ -1,4 +1,4 @@
-"""Modules of version 0.1 under the names they had: an import of one warns, and finds what stands there now.
+"""Module names of version 0.1: importing one warns and provides the names of its new location.
 
 To be removed in version 0.3.
 """
@@ -10,7 +10,7 @@ import sys
 import types
 import warnings
 
-# Old module -> where its public names are now.
+# Old module -> new locations of its public names.
 MOVED: dict[str, tuple[str, ...]] = {
     "target": ("model.target", "model.minibatch", "model.latents", "model.origin", "model.tracing"),
     "support": ("model.support",),
@@ -43,7 +43,7 @@ GONE = {
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Makes a module of an old name when one is imported."""
+    """Creates a module for an old name when it is imported."""
 
     def find_spec(self, fullname, path=None, target=None):
         old = fullname.removeprefix("curvi.")
@@ -71,6 +71,6 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def find_old_names() -> None:
-    """Let imports of old names find the new modules; behind all other finders, so that it costs others nothing."""
+    """Let imports of old names find the new modules; last among the finders, so that other imports are not slowed."""
     if not any(type(finder).__name__ == _Finder.__name__ for finder in sys.meta_path):
         sys.meta_path.append(_Finder())

@@ -1,10 +1,10 @@
-"""How a fit may end. A numerical outcome is a value with a message, not an exception."""
+"""The outcomes of a fit. A numerical problem is a value with a message, not an exception."""
 
 from enum import Enum
 
 
 class Outcome(Enum):
-    """The end of a fit; `message` says what it means and what to do next."""
+    """The outcome of a fit; `message` says what it means and what to do next."""
 
     CONVERGED = "converged: what is left to gain at this optimum is below the tolerance, its error included"
     MAX_STEPS = (

@@ -1,4 +1,4 @@
-"""What a fit returns."""
+"""The result of a fit."""
 
 import dataclasses
 import functools
@@ -31,27 +31,27 @@ from curvi.storage import read, save
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Fit:
-    """A fitted q with its verdict.
+    """A fitted q with its outcome, ELBO and remaining gain.
 
     Attributes
     ----------
     q
         The variational distribution.
     converged, outcome
-        Whether the fit is done, and how it ended (`outcome.message` says what to do).
+        Whether the fit converged, and how it ended (`outcome.message` says what to do).
     elbo, elbo_se
-        On fresh draws and the full data, with its standard error.
+        The ELBO on fresh draws and the full data, with its standard error.
     remaining_gain, remaining_gain_se
         Nats still to be gained at this optimum, and the standard error; infinite where the Hessian is not negative
         definite.
     history, counts, seconds
-        What happened, and what it cost.
+        The steps of the fit, its evaluations of the model, and its wall time.
     method, reason
         The method, and why it was chosen.
     suspects
-        Where the outcome speaks of trouble: the elements of latents that show it most.
+        If the outcome reports a problem: the elements of latents that show it most.
     checkpoint
-        What `curvi.fit(target, start=fit)` resumes from.
+        The state that `curvi.fit(target, start=fit)` resumes from.
     """
 
     q: Family
@@ -93,7 +93,7 @@ class Fit:
 
     def _even_draws(self) -> dict[str, np.ndarray]:
         # Closed forms exist on working coordinates only; 4,096 fixed quasi-random draws give means on the supports.
-        # Drawn outside of any compiled program: the points would be a constant of it.
+        # Drawn outside a compiled program, where the points would be a constant.
         draws = to_outputs(self.target, self.q, Sobol().sample(self.q, jax.random.key(0), 4096))
         return {name: np.asarray(draw) for name, draw in draws.items()}
 
@@ -130,17 +130,17 @@ class Fit:
     def draws_error(self) -> dict[str, np.ndarray]:
         """Error of each posterior mean caused by the finite number of draws, in units of its posterior sd.
 
-        One standard error, itself estimated from few copies; empty for methods that do not fix their draws.
+        One standard error, estimated from few copies of the error; empty for methods without fixed draws.
         """
         if self.error_copies is None:
             return {}
         moved = [mean_shift(self.target, self.q, jnp.asarray(copy)) for copy in self.error_copies]
         sd = self.sd()
         errors = {name: np.sqrt(np.mean([np.square(m[name]) for m in moved], 0)) for name in moved[0]}
-        # A discrete latent that is certain has no sd, and no error.
+        # A discrete latent with a certain value has zero sd and no error.
         return {name: np.divide(e, sd[name], out=np.zeros_like(e), where=sd[name] > 0) for name, e in errors.items()}
 
-    # -- what the curvature tells -------------------------------------------------------------------------------------
+    # -- results from the curvature -----------------------------------------------------------------------------------
 
     def sensitivity(self, perturbation, at=0.0) -> Sensitivity:
         """The change of posterior means when `perturbation(theta, t)` is added to ln p, to first order in t.
@@ -148,15 +148,15 @@ class Fit:
         Parameters
         ----------
         perturbation
-            Takes the dict of latents and t, returns a number: the change of ln p. At `at` it must be nothing, or
-            constant in theta: the fit is one with t = `at`.
+            Takes the dict of latents and t, returns a number: the change of ln p. At t = `at`, the t of the fit, it
+            must be zero or constant in theta.
         at
-            The t of the fit: a number, or an array (one weight an observation).
+            The t of the fit: a number, or an array (one weight per observation).
         """
         return sensitivity(self, perturbation, at)
 
     def curvature_report(self, num_directions: int = 3) -> CurvatureReport:
-        """Directions in which the posterior is flat, stiff or leads upwards, by latent name: `num_directions` from
+        """Directions in which the ELBO is flat, stiff or curves upwards, by latent name: `num_directions` from
         either end of the spectrum of the whitened Hessian.
         """
         return curvature_report(self, num_directions)
@@ -165,27 +165,27 @@ class Fit:
 
     @functools.cached_property
     def khat(self) -> float:
-        """Shape of the tail of the importance ratios p / q: below 0.5 q is close to the posterior, up to 0.7 importance
-        weights correct it, beyond they do not. Minus infinity where the ratios do not vary.
+        """Tail shape of the importance ratios p / q: below 0.5 q is close to the posterior, up to 0.7 importance
+        weights can correct it, beyond they cannot. Minus infinity where the ratios do not vary.
         """
         return smooth_weights(self.log_ratios(jax.random.key(0), KHAT_DRAWS)).khat
 
     def resample(self, key, num_draws: int, num_proposals: int | None = None) -> dict[str, np.ndarray]:
-        """`num_draws` draws that importance weights, Pareto-smoothed, have moved from q towards the posterior.
+        """`num_draws` draws of q, resampled with Pareto-smoothed importance weights towards the posterior.
 
-        Chosen with replacement among `num_proposals` draws of q, ten times as many by default and at least 4,096. Warns
-        where k-hat says that the weights are not to be relied on.
+        Chosen with replacement among `num_proposals` draws of q, by default ten times as many and at least 4,096. Warns
+        if k-hat shows that the weights are unreliable.
         """
         return resample(self.target, self.q, key, num_draws, num_proposals)
 
-    # -- ways out -----------------------------------------------------------------------------------------------------
+    # -- output -------------------------------------------------------------------------------------------------------
 
     def summary(self, probabilities=(0.05, 0.5, 0.95)):
-        """A table, one row a scalar: mean, sds, quantiles, error. It prints, and has `to_dict()` and `to_pandas()`."""
+        """A printable table with one row per scalar: mean, sds, quantiles, error; has `to_dict()` and `to_pandas()`."""
         return summarise(self, probabilities)
 
     def save(self, path) -> None:
-        """Write the fit to one file, for `curvi.load`. The target is not in it; what resuming takes is."""
+        """Write the fit to one file for `curvi.load`, with the state to resume from but without the target."""
         save(self, path)
 
     def draws_and_densities(self, key, num_draws: int):
@@ -217,7 +217,7 @@ class Fit:
 
         Groups: posterior; sample_stats with `lp` (ln p) and `log_q` of each draw, for `arviz.psislw(lp - log_q)`;
         observed_data where the model has it; posterior_predictive and log_likelihood with `predictive=True`.
-        Attributes say how the fit ended. `key` chooses the draws.
+        Attributes record the outcome. `key` determines the draws.
         """
         return to_arviz(self, jax.random.key(0) if key is None else key, num_draws, predictive)
 
@@ -229,7 +229,7 @@ class Fit:
         return verdict(self)
 
     def __repr__(self) -> str:
-        # Cheap: a debugger or a list shows it often.
+        # Cheap, since debuggers and lists call it often.
         return f"Fit({self.outcome.name}, elbo={self.elbo:.4f}, remaining_gain={self.remaining_gain:.3g})"
 
 
@@ -243,20 +243,20 @@ def _check_kind(kind: str) -> None:
 
 
 def load(path, target: AbstractTarget | None = None) -> Fit:
-    """The fit that `fit.save(path)` wrote.
+    """The fit written by `fit.save(path)`.
 
     Parameters
     ----------
     path
         The file.
     target
-        The target of the fit, made anew. Without it the fit has its draws, moments, verdict and history; outputs of the
-        model, `log_ratios`, k-hat, linear response and predictions need it, and say so.
+        The target of the fit, constructed again. Without it the fit has its draws, moments, outcome and history, but
+        outputs of the model, `log_ratios`, k-hat, linear response and predictions raise an error.
 
-    Raises ValueError where the file is damaged, is no fit, or belongs to another model.
+    Raises ValueError if the file is damaged, is not a fit, or belongs to another model.
     """
     fields, khat = read(path, target)
     fit = Fit(**fields)
     if khat is not None:
-        vars(fit)["khat"] = khat  # where the cached property keeps it
+        vars(fit)["khat"] = khat  # the cache of the property
     return fit

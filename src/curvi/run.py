@@ -1,7 +1,7 @@
-"""The run: advances the state of a method until a certificate, a limit, or an interruption ends it.
+"""The run: advances the state of a method until convergence is certified, a limit is reached, or it is interrupted.
 
-This file alone knows of the clock, interrupts, progress, history and limits, and of what is said of a fit that did not
-converge; so every method is interrupted, resumed and reported alike.
+Only this module handles the clock, interrupts, progress, history and limits, and the outcome of a fit that did not
+converge; so every method is interrupted, resumed and reported in the same way.
 """
 
 import dataclasses
@@ -22,13 +22,13 @@ from curvi.record.counts import CallCounts
 from curvi.record.history import History, Row
 from curvi.record.progress import Progress
 
-_ADVANCE_SECONDS = 0.25  # how long an advance should take: the host looks at limits and shows progress in between
+_ADVANCE_SECONDS = 0.25  # target duration of an advance: limits and progress are updated in between
 _MOST_STEPS = 64
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What a fit may spend: steps, seconds of wall time, evaluations of the model (`CallCounts.evaluations`)."""
+    """The limits of a fit: steps, seconds of wall time, evaluations of the model (`CallCounts.evaluations`)."""
 
     num_steps: int
     max_seconds: float | None = None
@@ -37,7 +37,7 @@ class Limits:
 
 @dataclasses.dataclass
 class Run(Generic[StateT]):
-    """A run and what came of it."""
+    """A run of a method and its results so far."""
 
     method: Method[StateT]
     problem: Problem
@@ -66,11 +66,11 @@ class Run(Generic[StateT]):
         return cls(method, problem, at.key, clock, display, state, at.history.rows(), at.counts)
 
     def until(self, limits: Limits, tolerance: float) -> Outcome:
-        """Run until something ends it; the state, the gain and the ELBO are those of the last q whatever happens."""
+        """The outcome, after running until something ends it; state, gain and ELBO always belong to the last q."""
         try:
             outcome = self._advance(limits, tolerance)
             if outcome in _OUT_OF:
-                # What is left to gain where nobody stopped by choice; the state stays, to be resumed from.
+                # Estimate the remaining gain at a limit; the state is unchanged, so that the fit can be resumed.
                 self._keep(self.method.certify(self.problem, self.state, self.key, tolerance))
                 self.counts = _plus(self.counts, self.gain.counts)
                 if self.gain.within(tolerance):
@@ -86,13 +86,13 @@ class Run(Generic[StateT]):
         finally:
             self.problem.target.close()
         if np.isnan(self.elbo) and self.rows:
-            # Interrupted before fresh draws were taken: what the last step knew.
+            # Interrupted before the ELBO on fresh draws: use the estimate of the last step.
             self.elbo, self.elbo_se = float(self.rows[-1]["elbo"]), float(self.rows[-1]["elbo_se"])
         return outcome
 
     def _advance(self, limits: Limits, tolerance: float) -> Outcome:
         taken, size = 0, 1
-        advance = type(self.method).advance  # by its class: Equinox makes a module of a method that is bound
+        advance = type(self.method).advance  # from the class: Equinox wraps a bound method in a module
         spent = self.counts.evaluations
         while True:
             if taken >= limits.num_steps:
@@ -111,7 +111,7 @@ class Run(Generic[StateT]):
                 if news.gain.within(tolerance):
                     return Outcome.CONVERGED
             elif news.rows:
-                self.gain = dataclasses.replace(UNKNOWN, copies=self.gain.copies)  # what was known is of another q
+                self.gain = dataclasses.replace(UNKNOWN, copies=self.gain.copies)  # the old gain is of another q
             if news.outcome is not None:
                 return news.outcome
             passed = time.perf_counter() - before
@@ -123,14 +123,14 @@ class Run(Generic[StateT]):
     def _note(self, news: News) -> None:
         seconds = self.clock.running()
         for i, row in enumerate(news.rows):
-            # Methods count calls from the first step of an advance on.
+            # Methods count evaluations from the start of each advance.
             calls = self.counts.log_density + int(row.get("log_density", news.counts.log_density))
             self.rows.append({**row, "log_density": calls, "seconds": seconds})
             if i == len(news.rows) - 1:
                 self.display.show(len(self.rows), self.rows[-1], _plus(self.counts, news.counts))
         self.counts = _plus(self.counts, news.counts)
 
-    # -- what is left behind ------------------------------------------------------------------------------------------
+    # -- results ------------------------------------------------------------------------------------------------------
 
     @property
     def q(self) -> Family:
@@ -140,7 +140,7 @@ class Run(Generic[StateT]):
         return History.of_rows(self.rows)
 
     def suspects(self) -> tuple[str, ...]:
-        """The elements of latents that trouble points to."""
+        """The elements of latents most related to a problem."""
         return name_suspects(self.q, self.gain.weights)
 
     def checkpoint(self, tolerance: float) -> Checkpoint:
@@ -156,7 +156,7 @@ def _plus(counts: CallCounts, more: CallCounts) -> CallCounts:
 
 
 _MOST_SUSPECTS = 3
-_SHARE = 0.3  # of the largest weight: elements with less than that are not named
+_SHARE = 0.3  # elements with less than this share of the largest weight are not named
 
 
 def name_suspects(q: Family, weights: np.ndarray | None) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """A fit in one file: a zip of one JSON text, plain numpy arrays and a checksum over them. No pickle.
 
-The file holds q, the verdict, the history, and what resuming takes, every class under the name that it is registered
-with (`curvi.record.plain`). It does not hold the model: what needs the target says so, unless `load` is given it.
+The file holds q, the outcome, the history, and the state to resume from, with every class under its registered name
+(`curvi.record.plain`). It does not hold the model: methods that need the target raise an error unless `load` gets it.
 """
 
 import dataclasses
@@ -43,7 +43,7 @@ def _refuse(*_):
 
 
 class MissingTarget(AbstractTarget):
-    """In place of the target of a fit that was loaded without it: names and shapes, but no log density."""
+    """Stands in for the target of a fit that was loaded without it: names and shapes, but no log density."""
 
     latents: tuple[Latent, ...] = eqx.field(static=True)
     init: dict
@@ -59,7 +59,7 @@ class MissingTarget(AbstractTarget):
 
 
 def save(fit: "Fit", path) -> None:
-    """Write a fit to `path`, whole or not at all."""
+    """Write a fit to `path` atomically."""
     arrays: list[np.ndarray] = []
     text = json.dumps(_describe(fit, arrays), allow_nan=False, indent=1)
     members = {_TEXT: text.encode(), **{_array_name(i): _array_bytes(array) for i, array in enumerate(arrays)}}
@@ -132,7 +132,7 @@ def _describe(fit: "Fit", arrays: list[np.ndarray]) -> dict:
         "error_copies": keep(fit.error_copies),
         "suspects": list(fit.suspects),
         "order": fit.target.order,
-        "method": _or_none(fit.method, arrays),  # an optimiser of optax is made of functions
+        "method": _or_none(fit.method, arrays),  # optax optimisers consist of functions, which cannot be saved
         "reason": fit.reason,
         "dtype": str(fit.q.params.dtype),
         "q": keep(fit.q),
@@ -150,8 +150,8 @@ def _or_none(value, arrays: list[np.ndarray]):
 
 
 def _describe_checkpoint(checkpoint: Checkpoint, arrays) -> dict:
-    """The state as its leaves and structure where its classes are registered; its leaves alone elsewhere, to be put
-    into a state that the method makes anew.
+    """The state with its structure if its classes are registered; else its leaves alone, to be put into a new state of
+    the method.
     """
     state = _or_none(checkpoint.state, arrays)
     if state is None:
@@ -188,14 +188,14 @@ def _check_precision(name: str) -> None:
 
 
 def _read(path: Path) -> dict[str, bytes]:
-    """The members of the file, checked to be all of what was written."""
+    """The members of the file, verified by the checksum."""
     content = path.read_bytes()
     if not content.startswith(b"PK\x03\x04"):
         raise ValueError(f"{path} is not a curvi fit (fit.save writes one), or is empty or damaged")
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             members = {name: archive.read(name) for name in archive.namelist()}
-    # What zipfile raises on damaged files is anybody's guess.
+    # zipfile raises various exceptions on damaged files.
     except Exception as error:
         raise ValueError(f"{path} is truncated or damaged ({error}); take another copy, or fit again") from None
     if _TEXT not in members or _CHECKSUM not in members:

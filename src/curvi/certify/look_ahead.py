@@ -1,7 +1,7 @@
 """The remaining gain of a fit that ran out of steps: climb on without moving q, and compare both ends on fresh draws.
 
 Far from a maximum the ELBO is not quadratic, and the Newton decrement is wrong: for x - exp(x) it predicts half of the
-gain, and where the curvature is negative it is not defined. Actual steps measure the ELBO itself.
+gain, and where the ELBO curves upwards it is not defined. Actual steps measure the ELBO itself.
 """
 
 import dataclasses

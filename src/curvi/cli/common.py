@@ -1,4 +1,4 @@
-"""What the commands share: exit codes, errors in one line, consoles, options, JSON."""
+"""Shared by the commands: exit codes, errors in one line, consoles, options, JSON."""
 
 import contextlib
 import json
@@ -17,7 +17,7 @@ Seed = Annotated[int, typer.Option(help="Seed of all randomness.")]
 
 
 class InputError(Exception):
-    """Something that the user gave is wrong; the message says what and what to do."""
+    """Invalid input from the user; the message says what is wrong and what to do."""
 
 
 @contextlib.contextmanager
@@ -43,18 +43,18 @@ def explained(traceback: bool = False, as_json: bool = False):
 
 
 def console() -> Console:
-    """Standard output. A file or pipe has no width of its own; 80 columns would cut tables to pieces."""
+    """The console of standard output; wide for a file or pipe, where the default of 80 columns would break tables."""
     own = Console(highlight=False)
     return own if own.is_terminal else Console(highlight=False, width=150)
 
 
 def emit(record: dict) -> None:
-    """Print one JSON object; what is not finite is null."""
+    """Print one JSON object; non-finite numbers become null."""
     typer.echo(json.dumps(plain(record), allow_nan=False))
 
 
 def plain(value):
-    """Numbers, lists and dicts that JSON knows."""
+    """The value as numbers, lists and dicts for JSON."""
     if isinstance(value, dict):
         return {str(key): plain(one) for key, one in value.items()}
     if isinstance(value, list | tuple):

@@ -11,7 +11,7 @@ _MISSING = {"", "na", "nan", "null", "none"}
 
 
 def read_data(path: Path) -> tuple[dict, list[str]]:
-    """Arrays by name, and remarks on what was done to them."""
+    """Arrays by name, and remarks on how they were converted."""
     readers = {".csv": _read_csv, ".npz": _read_npz, ".parquet": _read_parquet}
     if (reader := readers.get(path.suffix.lower())) is None:
         raise InputError(f"{path}: data files are .csv, .npz or .parquet; got '{path.suffix}'")
@@ -41,7 +41,7 @@ def _read_csv(path: Path) -> dict:
 
 
 def _parse(column) -> np.ndarray:
-    """Integers where all are, else floats, else words."""
+    """The column as integers if possible, else floats, else strings."""
     for kind in (int, float):
         try:
             return np.asarray([kind(field) for field in column])
@@ -75,7 +75,7 @@ def _read_parquet(path: Path) -> dict:
 
 
 def _as_numbers(name: str, column: np.ndarray, remarks: list[str]):
-    """Numbers as they are, a single one as a Python number, words as codes in alphabetical order."""
+    """The column as numbers: scalars become Python numbers, strings become codes in alphabetical order."""
     if column.ndim == 0 and column.dtype.kind in "biuf":
         return column.item()
     if column.dtype.kind == "f" and not np.all(np.isfinite(column)):

@@ -31,11 +31,11 @@ def demo(
 
 
 def _demo(output: Path, quick: bool, seed: int) -> bool:
-    """Run the demonstration; whether it was interrupted, in which case what there is has been written."""
+    """Whether the demonstration was interrupted; results so far are written in any case."""
     _check_extra()
-    # Before the fits: a folder that cannot be written should not cost a minute.
+    # Before the fits, so that a folder that cannot be written fails at once.
     output.mkdir(parents=True, exist_ok=True)
-    # Set here and not in the library, whose users choose their own precision.
+    # Set here rather than in the library, whose users choose their own precision.
     jax.config.update("jax_enable_x64", True)
     out = console()
     target = demonstration.breast_cancer_target()
@@ -54,7 +54,7 @@ def _demo(output: Path, quick: bool, seed: int) -> bool:
 
 
 def _check_extra() -> None:
-    """Raise ImportError, with one line that installs all that is missing."""
+    """Raise ImportError, with a command that installs all missing packages."""
     missing, reasons = [], []
     for module, package in _NEEDED.items():
         try:

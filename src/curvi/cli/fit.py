@@ -65,7 +65,7 @@ def fit(
 
 
 def as_record(result: curvi.Fit) -> dict:
-    """A fit in plain numbers and words."""
+    """A fit as a dict of numbers and strings."""
     mean, sd = result.mean(), result.sd()
     return {
         "converged": result.converged,

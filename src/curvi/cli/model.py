@@ -1,7 +1,7 @@
-"""From `FILE.py:NAME` and data to a target.
+"""The target from `FILE.py:NAME` and data.
 
 NAME is a NumPyro model, a PyMC model or a curvi target. `NAME()` is a function that is called and returns a PyMC model
-or a curvi target. Functions get the columns of the data that their parameters name.
+or a curvi target. Functions get the columns of the data named by their parameters.
 """
 
 import contextlib
@@ -38,8 +38,8 @@ Float32Option = Annotated[bool, typer.Option("--float32", help="Compute in singl
 
 
 def read_target(model: str, data: Path | None, settings: list[str] | None, float32: bool) -> tuple:
-    """The target that a command was given, and remarks on its data."""
-    # Set here and not in the library, whose users choose their own precision.
+    """The target of a command, and remarks on its data."""
+    # Set here rather than in the library, whose users choose their own precision.
     jax.config.update("jax_enable_x64", not float32)
     arguments, remarks = ({}, []) if data is None else read_data(data)
     arguments.update(_read_settings(settings or []))
@@ -62,7 +62,7 @@ def read_target(model: str, data: Path | None, settings: list[str] | None, float
 
 
 def _is_pymc(found) -> bool:
-    # Looked up, not imported: whoever made a PyMC model has imported PyMC.
+    # Looked up, not imported: a PyMC model implies that PyMC is imported.
     pymc = sys.modules.get("pymc")
     return pymc is not None and isinstance(found, pymc.Model)
 
@@ -81,7 +81,7 @@ def _read_settings(settings: list[str]) -> dict:
 
 
 def _find(model: str):
-    """The object, its name, and whether it is to be called."""
+    """The object, its name, and whether to call it."""
     path, _, name = model.rpartition(":")
     if not path.endswith(".py") or not name:
         raise InputError(f"give the model as FILE.py:NAME; got '{model}'")
@@ -101,7 +101,7 @@ def _load(path: Path):
     if spec is None or spec.loader is None:
         raise InputError(f"{path} cannot be loaded as a Python file")
     module = importlib.util.module_from_spec(spec)
-    # Files beside it can be imported, as when it is run as a script.
+    # Modules in its folder can be imported, as for a script.
     sys.path.insert(0, str(path.parent.resolve()))
     try:
         spec.loader.exec_module(module)
@@ -116,7 +116,7 @@ def _load(path: Path):
 
 
 def _matching(name: str, function, arguments: dict) -> dict:
-    """The arguments that a function has parameters for; all of them if it takes any."""
+    """The arguments that match the parameters of a function; all if it takes arbitrary keywords."""
     parameters = inspect.signature(function).parameters.values()
     if any(one.kind is one.VAR_KEYWORD for one in parameters):
         return arguments

@@ -1,14 +1,14 @@
-"""Pictures of fits, made from the rows of `curvi.cli.race` alone. Needs matplotlib."""
+"""Pictures of fits, made from the rows of `curvi.cli.race`. Needs matplotlib."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-# Okabe and Ito's palette, which colour-blind readers can tell apart; its yellow, too pale on white, gives way to brown.
+# Okabe and Ito's palette, suitable for colour-blind readers; its yellow, too pale on white, is replaced by brown.
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#8C6D31", "#000000", "#D55E00")
 _DASHES = ("-", "-", "--", ":", "-", "-", "-", "-.")
-# In nats: about two standard errors of the ELBOs of the demonstration, below which a gap cannot be read.
+# In nats: about two standard errors of the ELBOs of the demonstration; smaller gaps are not significant.
 _LEAST_GAP = 0.1
 _CAPTION = (
     "lines: running means of each method's own estimates (*: measured on fresh draws)    "
@@ -19,7 +19,7 @@ _CAPTION = (
 def draw_race(rows: Sequence[dict], path: Path, title: str) -> None:
     """Write a picture of how far each fit is from the optimum, against log-density calls and against running time.
 
-    Raises ImportError, with what to install, where matplotlib is missing.
+    Raises ImportError, with what to install, if matplotlib is missing.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -27,7 +27,7 @@ def draw_race(rows: Sequence[dict], path: Path, title: str) -> None:
     except ImportError as error:
         raise ImportError(f"the picture needs matplotlib ({error}): pip install matplotlib") from error
     optimum = estimated_optimum(rows)
-    # A figure of its own canvas leaves the user's pyplot and its backend alone.
+    # A separate canvas does not affect the user's pyplot or its backend.
     figure = Figure(figsize=(11, 5.2), layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(title)
@@ -62,7 +62,7 @@ def draw_race(rows: Sequence[dict], path: Path, title: str) -> None:
 
 
 def estimated_optimum(rows: Sequence[dict]) -> float:
-    """ELBO plus remaining gain of the fit that knows its remaining gain best; the largest ELBO where none knows it."""
+    """ELBO plus remaining gain of the fit with the best known remaining gain; the largest ELBO if none is known."""
     known = [row for row in rows if None not in (row["elbo"], row["remaining_gain"], row["remaining_gain_se"])]
     if known:
         best = min(known, key=lambda row: abs(row["remaining_gain"]) + 2 * row["remaining_gain_se"])

@@ -1,6 +1,6 @@
 """The demonstration: one Bayesian logistic regression, fitted by the paper's methods, the default and Adam.
 
-Needs scikit-learn, for its data. Rows hold all that tables and pictures show: either can be made again from their file.
+Needs scikit-learn for its data. Rows hold all that tables and pictures show: both can be made again from their file.
 """
 
 import dataclasses
@@ -26,15 +26,15 @@ from curvi.results import Fit
 from curvi.solve import ShermanMorrison, Woodbury
 
 _CURVE_POINTS = 200
-_MEASURED_POINTS = 12  # each costs a fit
+_MEASURED_POINTS = 12  # each needs a fit
 _COMPARED_DRAWS = 16_384
 
 
 def breast_cancer_target() -> Target:
     """Logistic regression on the Wisconsin breast cancer data (1 is benign): 569 rows, 31 latents in one vector `beta`.
 
-    beta[0] is the intercept, the rest belong to the 30 features, standardised; each has a standard normal prior. The
-    dtype is JAX's default. Raises ImportError, with what to install, where scikit-learn is missing.
+    beta[0] is the intercept, the rest belong to the 30 standardised features; each has a standard normal prior. The
+    dtype is JAX's default. Raises ImportError, with what to install, if scikit-learn is missing.
     """
     try:
         from sklearn.datasets import load_breast_cancer
@@ -56,7 +56,7 @@ def breast_cancer_target() -> Target:
 
 @dataclasses.dataclass(frozen=True)
 class Contestant:
-    """A method under the name it is shown by, and the most steps it may take; None leaves either to `curvi.fit`."""
+    """A method with its display name and largest number of steps; None leaves method or steps to `curvi.fit`."""
 
     name: str
     method: Method | None
@@ -64,15 +64,15 @@ class Contestant:
 
 
 def contestants(quick: bool = False) -> list[Contestant]:
-    """The methods of the demonstration; with `quick` two of them, cut off long before they are done."""
+    """The methods of the demonstration; with `quick` two of them, with too few steps to converge."""
     if quick:
         return [
             Contestant("Scheme I, CG", SchemeI(), 40),
             Contestant("curvi.fit default", None, 10),
         ]
-    # The best mean ELBO over seeds 1 and 2 among rates 0.01, 0.03, 0.1 with 32 or 128 draws a step, 96,000 draws each.
+    # The best mean ELBO over seeds 1 and 2 for rates 0.01, 0.03, 0.1 with 32 or 128 draws per step, 96,000 draws each.
     adam = BBVI(optax.adam(0.03), AnchoredScore(128))
-    # Methods of the same draws a step have the same steps, so that their rows compare the methods and not the limits.
+    # Methods with the same draws per step have the same steps, so that rows compare methods rather than limits.
     return [
         Contestant("Algorithm 0", Algorithm0(), 100),
         Contestant("Scheme I, CG", SchemeI(), 200),
@@ -89,7 +89,7 @@ def run(target: Target, chosen: list[Contestant], seed: int, *, progress: bool =
     """The row of each contestant, one after the other; ends after a fit that was interrupted.
 
     ELBOs are those of the final q on the same fresh draws for all, so that their differences have little noise. These
-    draws are no part of the fits, and not counted as their calls.
+    draws are not part of the fits, and not counted among their evaluations.
     """
     key, key_compare = jax.random.split(jax.random.key(seed))
     for contestant in chosen:
@@ -109,12 +109,12 @@ def _fit(target: Target, contestant: Contestant, key, num_steps: int | None, pro
 
 
 def compared_elbo(result: Fit, key) -> tuple[float, float]:
-    """The ELBO and its standard error on the draws that `key` stands for."""
+    """The ELBO and its standard error on the draws given by `key`."""
     return mean_and_error(result.log_ratios(key, _COMPARED_DRAWS))
 
 
 def as_row(contestant: Contestant, result: Fit, elbo: tuple[float, float], curve: dict[str, list], seed: int) -> dict:
-    """A fit as one flat record of numbers and words, with its curve, ready for JSON; what is not finite is None."""
+    """A fit as one flat record of numbers and strings for JSON, with its curve; non-finite numbers become None."""
     method = result.method
     return {
         "name": contestant.name,
@@ -147,9 +147,9 @@ def as_row(contestant: Contestant, result: Fit, elbo: tuple[float, float], curve
 
 
 def _smoothed_curve(history: History) -> dict[str, list]:
-    """A method's own ELBO estimates against cost, averaged over the last fifth of the steps: single ones are noisy.
+    """A method's own ELBO estimates against cost, averaged over the last fifth of the steps to reduce noise.
 
-    A rejected step repeats an older estimate, often a lucky one, and does not count.
+    Rejected steps repeat an older estimate, often too high by chance, and are left out.
     """
     ends = _spread(len(history), _CURVE_POINTS)
     elbo = []
@@ -163,7 +163,7 @@ def _smoothed_curve(history: History) -> dict[str, list]:
 def _measured_curve(target: Target, contestant: Contestant, key, key_compare, result: Fit) -> dict[str, list]:
     """ELBO on fresh draws against cost, from fits that end after fewer steps of the same path.
 
-    On the fixed draws that it climbs, a method's own ELBO is too high, above the optimum while the draws are few.
+    A method's own ELBO on its fixed draws is biased upwards, and above the optimum for few draws.
     """
     ends = _spread(len(result.history), _MEASURED_POINTS)
     shorter = [_fit(target, contestant, key, int(end), False) for end in ends]
@@ -184,10 +184,10 @@ def _curve(history: History, ends, elbo: list[float]) -> dict[str, list]:
 
 
 def write_rows(rows: list[dict], path: Path) -> None:
-    """Write one line of JSON a row."""
+    """Write one line of JSON per row."""
     path.write_text("".join(json.dumps(row, allow_nan=False) + "\n" for row in rows), encoding="utf-8")
 
 
 def _number(value: float) -> float | None:
-    # JSON knows neither infinity nor NaN.
+    # JSON has neither infinity nor NaN.
     return float(value) if math.isfinite(value) else None

@@ -48,7 +48,7 @@ def report(
 
 
 def check_folder(path: Path | None) -> None:
-    """Raise InputError, before any long computation, where a file cannot be written."""
+    """Raise InputError, before any long computation, if a file cannot be written."""
     if path is not None and not path.resolve().parent.is_dir():
         raise InputError(f"no folder {path.resolve().parent} to write {path.name} to")
     if path is not None and path.is_dir():

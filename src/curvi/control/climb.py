@@ -61,7 +61,7 @@ def end_at_start(objective: Objective, local: FixedDrawsModel) -> End | None:
 
 
 def _residual(square: float) -> float:
-    """Inexact Newton (Eisenstat and Walker 1996): smaller as the gradient vanishes, for superlinear convergence."""
+    """Inexact Newton (Eisenstat and Walker 1996): residual shrinks with the gradient, for superlinear convergence."""
     return min(_RESIDUAL, max(square**0.25, _LEAST_RESIDUAL))
 
 

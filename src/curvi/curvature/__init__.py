@@ -1,4 +1,4 @@
-"""Symmetric operators: what is known of the Hessian of the ELBO."""
+"""Symmetric operators for the Hessian of the ELBO."""
 
 from curvi.curvature.blocks import BlockDiagonal as BlockDiagonal
 from curvi.curvature.blocks import BlockFactor as BlockFactor

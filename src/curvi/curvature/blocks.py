@@ -16,7 +16,7 @@ from curvi.record.plain import register
 
 
 def split(v: Float[Array, "... P"], blocks: tuple[Array | jax.ShapeDtypeStruct, ...]) -> list[Float[Array, "... n k"]]:
-    """`v` cut into one array (..., n, k) per group of `blocks`."""
+    """`v` split into one array (..., n, k) per group of `blocks`."""
     parts, start = [], 0
     for block in blocks:
         n, k = block.shape[-3], block.shape[-1]
@@ -45,7 +45,7 @@ class BlockDiagonal(eqx.Module):
         return jnp.result_type(*self.blocks)
 
     def mv(self, v: Float[Array, " P"]) -> Float[Array, " P"]:
-        # Multiply and sum rather than einsum: tiny batched matrix products are slow, fused loops are not.
+        # Multiply and sum rather than einsum: fused loops are faster than tiny batched matrix products.
         return join([(b * p[..., None, :]).sum(-1) for b, p in zip(self.blocks, split(v, self.blocks))])
 
     def add(self, other: "BlockDiagonal") -> "BlockDiagonal":
@@ -87,15 +87,15 @@ class BlockFactor(eqx.Module):
     lower: tuple[Float[Array, "_ _ _"], ...]
 
     def solve(self, v: Float[Array, " P"]) -> Float[Array, " P"]:
-        """L^-1 v: takes a gradient to whitened coordinates."""
+        """L^-1 v: maps a gradient to whitened coordinates."""
         return join([forward(lower, p) for lower, p in zip(self.lower, split(v, self.lower))])
 
     def solve_transpose(self, v: Float[Array, " P"]) -> Float[Array, " P"]:
-        """L^-T v: takes a step back from whitened coordinates."""
+        """L^-T v: maps a step back from whitened coordinates."""
         return join([backward(lower, p) for lower, p in zip(self.lower, split(v, self.lower))])
 
     def transpose_mv(self, v: Float[Array, " P"]) -> Float[Array, " P"]:
-        """L' v: takes a step to whitened coordinates."""
+        """L' v: maps a step to whitened coordinates."""
         return join([(lo * p[..., :, None]).sum(-2) for lo, p in zip(self.lower, split(v, self.lower))])
 
     def mv(self, v: Float[Array, " P"]) -> Float[Array, " P"]:

@@ -1,13 +1,13 @@
-"""Symmetric operators known by their action on a vector.
+"""Symmetric operators given by their action on a vector.
 
-The Hessian of the ELBO has as many rows as there are variational parameters P, but never needs to be written
-down: with a factorised q its score estimate is block diagonal plus a signed rank-S correction,
+The Hessian of the ELBO has as many rows as there are variational parameters P, but never needs to be formed:
+with a factorised q its score estimate is block diagonal plus a signed rank-S correction,
 
     H = A + U' diag(w) U,        A block diagonal,  U of shape (S, P),  w of shape (S,) with either sign,
 
 so that a product costs O(S P). (The paper, equation 14, writes the correction with c_i = sqrt(ln p / S),
 imaginary for ln p < 0; the signed weights w replace the squares.) Each operator gives `mv`, `dense`, `scale`,
-`add_blocks` and `whiten`; solvers look at the structure only where they need it.
+`add_blocks` and `whiten`; solvers use the structure only where they need it.
 """
 
 from abc import abstractmethod
@@ -57,14 +57,14 @@ class Operator(eqx.Module):
 
     @property
     def dtype(self):
-        """The floating dtype of the arrays held; the default one where there are none."""
+        """The floating dtype of the stored arrays; the default one if there are none."""
         arrays = [leaf for leaf in jax.tree.leaves(self) if eqx.is_inexact_array(leaf)]
         return jnp.result_type(*arrays) if arrays else jnp.result_type(float)
 
 
 @register
 class DenseMatrix(Operator):
-    """A symmetric matrix that is stored whole."""
+    """A symmetric matrix stored densely."""
 
     matrix: Float[Array, "P P"]
 
@@ -129,7 +129,7 @@ class BlockLowRank(Operator):
 
 
 class MatrixFree(Operator):
-    """scale * L^-1 (base) L^-T + blocks + shift I, for a base known by its products alone (`product(v)`)."""
+    """scale * L^-1 (base) L^-T + blocks + shift I, for a base given only by its products (`product(v)`)."""
 
     product: Callable
     length: int = eqx.field(static=True)

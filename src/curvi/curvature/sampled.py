@@ -1,4 +1,4 @@
-"""An operator that can be drawn again: what Scheme II of the paper recurses on."""
+"""An operator with fresh random copies, for the recursion of Scheme II of the paper."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,10 +10,10 @@ from curvi.curvature.operators import Operator
 
 
 class Sampled(Operator):
-    """An operator together with a way to draw independent unbiased copies of it, as Scheme II needs.
+    """An operator with a function that draws independent unbiased copies of it, as Scheme II needs.
 
     `draw(key)` returns an Operator with the expectation that `mean` estimates (or equals); each copy may
-    itself average a few Monte Carlo draws, and costs `calls_per_draw` log-density calls. Damping and
+    itself average a few Monte Carlo draws, and costs `calls_per_draw` log-density evaluations. Damping and
     whitening are applied to the mean and to every copy alike. Give `draw` as an `eqx.Module` or
     `jax.tree_util.Partial`, rather than a lambda, where the operator is an argument of a jitted function.
     """
@@ -54,7 +54,7 @@ class Sampled(Operator):
 
 
 class _ChangedDraw(eqx.Module):
-    # A module and not a closure, so that the argument is traced by jit and a changed operator compiles once.
+    # A module rather than a closure, so that jit traces the argument and a changed operator compiles once.
     draw: Callable[[PRNGKeyArray], Operator]
     change: str = eqx.field(static=True)
     argument: Any

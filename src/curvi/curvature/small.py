@@ -9,10 +9,10 @@ from jaxtyping import Array
 
 from curvi.model.over_draws import over_matrices
 
-# A GPU may round float32 factors to ten bits (TF32) unless asked not to, which ruins a solve and hides it.
+# By default a GPU may round float32 factors to ten bits (TF32), which silently makes solves inaccurate.
 matmul = partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
 
-# Factors have one to a handful of parameters. For up to four the elimination is written out over the batch:
+# Factors have few parameters. For up to four the elimination is unrolled and vectorised over the batch:
 # LAPACK called once per 2 x 2 block costs a hundred times more than the arithmetic.
 _UNROLL = 4
 
@@ -25,7 +25,7 @@ def _lapack(function, *arrays):
 
 def dense_group(block):
     """The (n k, n k) matrix with the n blocks on its diagonal."""
-    # Set rather than multiplied by an identity: a non-finite block must not spread to its neighbours' zeros.
+    # Set rather than multiplied by an identity, so that a non-finite block does not spread to the zeros.
     n, k = block.shape[0], block.shape[-1]
     index = jnp.arange(n)
     return jnp.zeros((n, k, n, k), block.dtype).at[index, :, index, :].set(block).reshape(n * k, n * k)

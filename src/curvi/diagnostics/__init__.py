@@ -1,1 +1,1 @@
-"""Diagnostics: what a fit and its curvature say beyond the fitted q."""
+"""Diagnostics from a fit and its curvature."""

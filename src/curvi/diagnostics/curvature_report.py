@@ -1,8 +1,8 @@
-"""Directions in which the posterior is flat, stiff or leads upwards, by the names of the latents.
+"""Directions in which the ELBO is flat, stiff or curves upwards, by the names of the latents.
 
 Eigenvectors of the whitened -H (see `hessian`): along one with eigenvalue c a posterior that is locally normal is
-1 / sqrt(c) times as wide as q. Near 0 it is flat: the data hardly determine that combination of latents, or strong
-correlation hides behind the small sds of q. Below 0 it is no maximum at all.
+1 / sqrt(c) times as wide as q. Near 0 it is flat: the data hardly determine that combination of latents, or the latents
+are strongly correlated, which the small sds of q do not show. Below 0 q is not a maximum.
 """
 
 import dataclasses
@@ -50,7 +50,7 @@ class Direction:
 
     @property
     def width(self) -> float:
-        """How many times as wide as q a locally normal posterior is; infinite where it curves upwards."""
+        """The width of a locally normal posterior relative to q; infinite where the curvature is not positive."""
         return float(self.curvature**-0.5) if self.curvature > 0 else float("inf")
 
     def combination(self) -> str:
@@ -58,7 +58,7 @@ class Direction:
         shown = [(label, w) for label, w in list(self.parts.items())[:_PARTS] if abs(w) >= _SMALLEST_PART]
         words = " ".join(f"{'+' if w > 0 else '-'} {abs(w):.2f} {label}" for label, w in shown)
         rest = 1 - sum(w * w for _, w in shown)
-        # A sign is arbitrary: let the first be positive.
+        # The sign is arbitrary: the first is positive.
         return words.removeprefix("+ ") + (f"  (and {100 * rest:.0f} % elsewhere)" if rest > 0.02 else "")
 
 
@@ -126,7 +126,7 @@ def extreme_eigenpairs(curved: WhitenedHessian, count: int) -> tuple[np.ndarray,
         chosen = np.unique(np.concatenate([np.arange(count), np.arange(size - count, size)]))
         return values[chosen], vectors[:, chosen]
     operator = LinearOperator((size, size), matvec=curved.product, dtype=np.float64)  # pyright: ignore[reportCallIssue]
-    # Both ends at once; a thousandth of q's own curvature is more than enough to read.
+    # Both ends at once; a tolerance of 1e-3 is enough for a report.
     options = {"k": 2 * count, "which": "BE", "tol": 1e-3, "v0": np.random.default_rng(0).normal(size=size)}
     try:
         values, vectors = eigsh(operator, ncv=max(40, 6 * count), maxiter=30, **options)

@@ -1,7 +1,7 @@
 """The Hessian of the ELBO on fixed noise, in the coordinates where the Fisher information of q is the identity.
 
-There -H is the identity where q is the posterior, so that its eigenvalues speak for themselves: along an eigenvector
-with eigenvalue c a posterior that is locally normal is 1 / sqrt(c) times as wide as q.
+There -H is the identity if q is the posterior, so that its eigenvalues can be read directly: along an eigenvector with
+eigenvalue c a posterior that is locally normal is 1 / sqrt(c) times as wide as q.
 """
 
 import functools
@@ -28,7 +28,7 @@ _NO_MAXIMUM = (
 
 
 class WhitenedHessian:
-    """-H in whitened coordinates, dense or by its products.
+    """-H in whitened coordinates, dense or given by its products.
 
     Raises ValueError, naming `purpose`, where the target or the factors are not twice differentiable.
     """
@@ -46,11 +46,11 @@ class WhitenedHessian:
         self.factor = q.fisher().factorise()
 
     def whiten(self, rows) -> np.ndarray:
-        """Gradients, one a row, in whitened coordinates."""
+        """Gradients, one per row, in whitened coordinates."""
         return np.asarray(jax.vmap(self.factor.solve)(rows), dtype=np.float64)
 
     def unwhiten(self, steps):
-        """Steps of the parameters, one a row, from whitened coordinates."""
+        """Steps of the parameters, one per row, from whitened coordinates."""
         return jax.vmap(self.factor.solve_transpose)(jnp.asarray(steps, self.q.params.dtype))
 
     @functools.cached_property
@@ -71,7 +71,7 @@ class WhitenedHessian:
             raise ValueError(_NO_MAXIMUM) from None
 
     def solve_half(self, rows: np.ndarray) -> tuple[np.ndarray, float]:
-        """L^-1 rows' with L L' the matrix, one column a row, and the largest relative residual of the whole solves."""
+        """L^-1 rows' with L L' the matrix, one column per row, and the largest relative residual of the full solves."""
         half = np.linalg.solve(self._cholesky, rows.T)
         solution = np.linalg.solve(self._cholesky.T, half)
         left = np.linalg.norm(self.dense @ solution - rows.T, axis=0)

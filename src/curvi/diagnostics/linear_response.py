@@ -1,7 +1,7 @@
-"""Linear-response covariance: how posterior means answer to a tilt of the log density (Giordano, Broderick and Jordan
-2018).
+"""Linear-response covariance: the response of posterior means to a tilt of the log density (Giordano, Broderick and
+Jordan 2018).
 
-Mean-field standard deviations ignore correlation and come out too small. But add t' g(theta) to ln p, and the fitted
+Mean-field standard deviations ignore correlation and are too small. But if t' g(theta) is added to ln p, the fitted
 means move by J (-H)^-1 J' t to first order, with H the Hessian of the ELBO at the optimum and J the derivative of the
 means E_q[g] with respect to the variational parameters; for the exact posterior that derivative is its covariance. So
 
@@ -33,9 +33,9 @@ class Covariance:
     matrix
         Rows and columns in the order of `labels`.
     labels
-        One name an element, "beta[3]".
+        One name per element, "beta[3]".
     residual
-        Largest relative residual of the solves behind it.
+        Largest relative residual of its linear solves.
     """
 
     matrix: np.ndarray
@@ -57,8 +57,8 @@ class Covariance:
 def linear_response(target: AbstractTarget, q: Family, key, names=None) -> Covariance:
     """The linear-response covariance of the named latents and outputs, of all by default.
 
-    Raises ValueError where the Hessian is not negative definite: q is then no maximum, and its response means nothing.
-    The Hessian is dense: P parameters take P products and O(P^3) operations.
+    Raises ValueError if the Hessian is not negative definite: q is then not a maximum, and its response is meaningless.
+    The Hessian is dense: P parameters take P Hessian-vector products and O(P^3) operations.
     """
     curved = WhitenedHessian(target, q, key)
     example = jax.eval_shape(lambda: _means_of(target, q, jnp.zeros((1, q.noise_size), q.params.dtype), None, q))
@@ -82,7 +82,7 @@ def sample_covariance(draws: dict, names=None) -> Covariance:
 
 
 def _means_of(target, q: Family, noise, names, before: Family):
-    """E_q of latents and outputs on the noise; draws that do not follow q are those of `before`, with weights."""
+    """E_q of latents and outputs on the noise; draws without reparameterisation are those of `before`, with weights."""
 
     def one(e):
         x = q.follow(before, e)
@@ -97,7 +97,7 @@ def _means_of(target, q: Family, noise, names, before: Family):
 
 @eqx.filter_jit
 def mean_shift(target, q, step, noise=None):
-    """How a small step of the parameters moves the means of latents and outputs."""
+    """The change of the means of latents and outputs for a small step of the parameters."""
     if noise is None:
         noise = jax.random.normal(jax.random.key(0), (256, q.noise_size), q.params.dtype)
     return jax.jvp(lambda params: _means_of(target, q.replace(params), noise, None, q), (q.params,), (step,))[1]
@@ -107,14 +107,14 @@ def mean_shift(target, q, step, noise=None):
 def _jacobian(target, q, noise, names):
     def flat(params):
         means = _means_of(target, q.replace(params), noise, names, q)
-        # In the order asked for: JAX sorts the keys of dicts.
+        # In the given order: JAX sorts the keys of dicts.
         return ravel_pytree([means[name] for name in names])[0]
 
     return jax.jacrev(flat)(q.params)
 
 
 def labels_of(shapes) -> tuple[str, ...]:
-    """One name an element, "beta[3]", of quantities with these shapes by name."""
+    """One name per element, "beta[3]", of quantities with these shapes by name."""
     out = []
     for name, shape in shapes.items():
         if shape == ():

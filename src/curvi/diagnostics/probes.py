@@ -1,7 +1,7 @@
-"""What a check measures: values and derivatives of a target around its start, each in few compiled programs.
+"""The measurements of a check: values and derivatives of a target around its start, in few compiled programs.
 
-All in unconstrained coordinates z, one block a latent, on l(z) = ln p(theta(z)) + ln |d theta / d z|. Central
-differences come with one at twice the step, from which their own error is told.
+All use unconstrained coordinates z, one block per latent, and l(z) = ln p(theta(z)) + ln |d theta / d z|. Central
+differences come with one at twice the step, from which their error is estimated.
 """
 
 from typing import NamedTuple
@@ -17,12 +17,12 @@ from curvi.model import support as supports
 from curvi.model.over_draws import over_draws
 from curvi.model.target import AbstractTarget
 
-_REACH = 3.0  # how far each latent is moved, alone, in unconstrained units: three sds of the start of q
-_OFFSET = 0.1  # derivatives are taken a little off the start, which is often a point of symmetry
+_REACH = 3.0  # distance by which each latent is moved alone, in unconstrained units
+_OFFSET = 0.1  # derivatives are taken slightly off the start, which is often a point of symmetry
 
 
 class Values(NamedTuple):
-    """ln p at the start, where one latent is moved (by name), at two points alone and in a batch; the outputs."""
+    """ln p at the start, with one latent moved (by name), at two points alone and in a batch; and the outputs."""
 
     start: np.ndarray
     moved: dict[str, np.ndarray]
@@ -86,7 +86,7 @@ def evaluate(density, key):
 
 
 def _blocks(density, vector):
-    """One row a latent: its part of the vector, zero elsewhere."""
+    """One row per latent: its part of the vector, zero elsewhere."""
     owner = np.concatenate([np.full(np.size(leaf), at) for at, leaf in enumerate(density.start.values())])
     return jnp.where(jnp.arange(len(density.names))[:, None] == owner, vector, 0)
 
@@ -128,7 +128,7 @@ def slopes_by_latent(density, key):
 
 @eqx.filter_jit
 def curvature_by_latent(density, key):
-    """v'Hw and w'Hv for random v and w; by latent, a slope of the gradient along w, by product and by differences."""
+    """v'Hw and w'Hv for random v and w; by latent, derivatives of the gradient along w, by product and differences."""
     key_point, key_v, key_w, key_along = jax.random.split(key, 4)
     flat, unravel = ravel_pytree(density.start)
     flat = flat + _OFFSET * jax.random.normal(key_point, flat.shape, flat.dtype)

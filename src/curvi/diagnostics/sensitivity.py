@@ -28,7 +28,7 @@ _SHOWN = 12
 
 @dataclasses.dataclass(frozen=True)
 class Sensitivity:
-    """How posterior means change with t, to first order.
+    """The change of posterior means with t, to first order.
 
     Attributes
     ----------
@@ -37,7 +37,7 @@ class Sensitivity:
     mean, sd
         The means and mean-field sds that change, by name.
     at
-        The t of the fit, around which it holds.
+        The t of the fit, around which the derivatives are taken.
     """
 
     derivative: dict[str, np.ndarray]
@@ -97,7 +97,7 @@ def sensitivity(fit: "Fit", perturbation, at=0.0) -> Sensitivity:
 
 @eqx.filter_jit
 def _pulls(perturbation, q, noise, t):
-    """d/dt grad_Gamma E_q[perturbation(theta, t)], one row an entry of t."""
+    """d/dt grad_Gamma E_q[perturbation(theta, t)], one row per entry of t."""
 
     each = over_draws(perturbation, 8 * len(noise))
 

@@ -2,7 +2,7 @@
 
 The ratios w = p / q of draws of q turn averages over q into averages over the posterior, if their tail is not too
 heavy. A generalised Pareto distribution is fitted to the largest ratios by the quick Bayesian estimator of Zhang and
-Stephens (2009); its shape k-hat says how heavy the tail is, and its quantiles take the place of the largest ratios.
+Stephens (2009); its shape k-hat measures how heavy the tail is, and its quantiles replace the largest ratios.
 
 The numbers are those of ArviZ's `psislw`; they are computed here so that they do not depend on what is installed.
 """
@@ -87,7 +87,7 @@ def _pareto_quantile(levels, shape: float, scale: float) -> np.ndarray:
 
 
 def khat_meaning(khat: float) -> str:
-    """What k-hat says of q, in a few words (thresholds of Vehtari et al. 2024)."""
+    """The meaning of k-hat in a few words (thresholds of Vehtari et al. 2024)."""
     if khat == -np.inf:
         return "ratios are constant: q matches the posterior at these draws"
     if not np.isfinite(khat):

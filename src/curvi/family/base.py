@@ -1,7 +1,7 @@
 """The interface of a variational distribution q(theta | Gamma) to the rest of the package.
 
-A family is a module whose parameters Gamma are one flat vector; an instance is a distribution. Everything outside of
-`curvi.family` works through the methods below, so that a new family is one new file. An author writes
+A family is a module whose parameters Gamma are one flat vector; an instance is a distribution. Everything outside
+`curvi.family` uses the methods below, so that a new family is one new file. An author writes
 
     latents, noise_size, from_uniform, to_model, log_prob, entropy, fisher
 

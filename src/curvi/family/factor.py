@@ -41,7 +41,7 @@ class Factor(ABC):
         """Number of uniform numbers that `from_uniform` needs for one draw."""
         return 1
 
-    # Whether the factor lives on the real line, and so may be pushed through a bijection to a constrained latent.
+    # Whether the support is the real line, so that draws may be mapped to a constrained latent by a bijection.
     real_line: ClassVar[bool] = False
     # Whether a draw is a twice differentiable function of the parameters and of standard normal noise (`from_normal`).
     reparameterised: ClassVar[bool] = False
@@ -101,7 +101,7 @@ class Factor(ABC):
     def sample(self, key: PRNGKeyArray, params: Float[Array, "n k"]) -> Array:
         """One independent draw of each factor."""
         draw = jnp.asarray(self.distribution(params).sample(key))
-        # numpyro draws in JAX's default floating-point type, whatever that of the parameters.
+        # numpyro draws in JAX's default floating-point type, not in that of the parameters.
         return draw.astype(params.dtype) if jnp.issubdtype(draw.dtype, jnp.floating) else draw
 
     def log_prob(self, params, x) -> Float[Array, " n"]:

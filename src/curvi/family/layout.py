@@ -120,7 +120,7 @@ class Layout:
     def parameter_labels(self) -> list[str]:
         """ "a[0]" for the location of a factor, "spread of a[0]" for its scale.
 
-        Where a bijection mixes the elements of a latent (a simplex), its unconstrained coordinates are counted:
+        Where a bijection mixes the elements of a latent (a simplex), its unconstrained coordinates are numbered:
         "a~[0]".
         """
 

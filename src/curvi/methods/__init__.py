@@ -1,4 +1,4 @@
-"""Methods: one paper a file; each a way to climb the ELBO."""
+"""Methods to maximise the ELBO, one per file."""
 
 from curvi.methods.algorithm0 import Algorithm0 as Algorithm0
 from curvi.methods.base import Method as Method

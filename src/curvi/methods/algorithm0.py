@@ -1,4 +1,4 @@
-"""Algorithm 0 of the paper: the straightforward second-order method, a dense Hessian and a dense solve."""
+"""Algorithm 0 of the paper: the direct second-order method, with a dense Hessian and a dense solve."""
 
 from curvi.estimate import AnchoredScore, PaperScore
 from curvi.estimate.local import Estimator
@@ -13,18 +13,18 @@ from curvi.solve.solution import Solver
 class Algorithm0(StepMethod):
     """Newton's method on Monte Carlo estimates of gradient (equation 5) and Hessian (equation 13), solved densely.
 
-    Costs O(S P^2) to form the Hessian and O(P^3) to solve, P variational parameters: the reference for small problems.
+    Costs O(S P^2) to form the Hessian and O(P^3) to solve, with P parameters: the reference for small problems.
 
     Attributes
     ----------
     estimator
         Gradient and Hessian; the anchored form by default.
     solver
-        Dense, with the Hessian made definite.
+        Dense, with the Hessian modified to be definite.
     safeguard
         How steps are kept safe; None takes the paper's step (see `literal`).
     step_length
-        The paper's epsilon, of the literal step only (1 in Algorithm 0).
+        The paper's epsilon, used by the literal step only (1 in Algorithm 0).
     """
 
     estimator: Estimator = AnchoredScore(512)

@@ -1,8 +1,8 @@
-"""What the run asks of a method.
+"""The interface between a method and the run.
 
-A method makes a state, advances it, and says what is left to gain. The state is a pytree and nothing else: all that the
+A method makes a state, advances it, and estimates the remaining gain. The state is a pytree that holds all that the
 next steps need besides the method, the problem and the key. Clock, display, history, limits, interrupts and files are
-the business of `curvi.run`; so every method is resumed, saved and interrupted alike.
+handled by `curvi.run`; so every method is resumed, saved and interrupted in the same way.
 """
 
 import dataclasses
@@ -27,16 +27,16 @@ Kept = TypeVar("Kept")
 
 
 class Needs(NamedTuple):
-    """What a method needs of a target and a family.
+    """The requirements of a method on a target and a family.
 
     Attributes
     ----------
     order
         How often the log density must be differentiable.
     path
-        Whether draws of all latents must follow the parameters.
+        Whether draws of all latents must be reparameterised.
     kl
-        Whether the others must have Kullback-Leibler divergences in closed form.
+        Whether latents without reparameterisation must have Kullback-Leibler divergences in closed form.
     compiled
         Whether the log density must be a function that JAX can compile.
     separable
@@ -51,7 +51,7 @@ class Needs(NamedTuple):
 
 
 class Budget(NamedTuple):
-    """What an advance may spend, and what the fit is after."""
+    """The largest number of steps of an advance, and the tolerance of the fit."""
 
     num_steps: int
     tolerance: float
@@ -59,7 +59,7 @@ class Budget(NamedTuple):
 
 @runtime_checkable
 class State(Protocol):
-    """What every state has: the q that it stands for."""
+    """The interface of every state: its q."""
 
     @property
     def q(self) -> Family: ...
@@ -71,19 +71,17 @@ StateT = TypeVar("StateT", bound=State)
 class Problem:
     """A target and the q to start from.
 
-    `once` keeps what follows from these and from the state but is dear to make, such as buffers and programs: it may be
-    thrown away at any time, and holds nothing that the state does not determine.
+    `once` caches what can be derived from these and the state but is expensive, such as buffers and programs. The cache
+    may be discarded at any time, and holds nothing that the state does not determine.
     """
 
     def __init__(self, target: AbstractTarget, q: Family, num_starts: int = 1):
         self.target, self.q, self.num_starts = target, q, num_starts
-        # Each name with a type of its own.
+        # The type of the value depends on the name.
         self._kept: dict[str, tuple[tuple[object, ...], Any]] = {}
 
     def once(self, name: str, build: Callable[[], Kept], *of: object) -> Kept:
-        """What `build` makes, kept for as long as it is asked for with the same objects `of`: the very same arrays, or
-        equal tuples of numbers.
-        """
+        """The result of `build`, cached while the objects `of` stay the same: identical, or equal tuples of numbers."""
         if name in self._kept:
             before, value = self._kept[name]
             if len(before) == len(of) and all(a is b or (type(a) is tuple and a == b) for a, b in zip(before, of)):
@@ -95,18 +93,18 @@ class Problem:
 
 @dataclasses.dataclass(frozen=True)
 class News:
-    """What happened in an advance.
+    """The results of an advance.
 
     Attributes
     ----------
     rows
-        One dict of columns of the history a step.
+        One dict of columns of the history per step.
     counts
-        Calls of the model.
+        Evaluations of the model.
     gain
-        A certificate, if one was made: the fit has converged where it is within the tolerance.
+        A certificate, if one was made: the fit has converged if it is within the tolerance.
     outcome
-        How the fit ended, if there is nothing more to be done.
+        How the fit ended, if it has ended.
     """
 
     rows: list[Row] = dataclasses.field(default_factory=list)
@@ -116,7 +114,7 @@ class News:
 
 
 class Method(eqx.Module, Generic[StateT]):
-    """A way to climb the ELBO, with states of one type."""
+    """A method to maximise the ELBO, with states of one type."""
 
     needs: ClassVar[Needs] = Needs()
     default_num_steps: ClassVar[int] = 500
@@ -124,25 +122,25 @@ class Method(eqx.Module, Generic[StateT]):
 
     @abstractmethod
     def init(self, problem: Problem, key: PRNGKeyArray) -> StateT:
-        """The state before the first step; no call of the model."""
+        """The state before the first step, without evaluating the model."""
 
     @abstractmethod
     def advance(self, problem: Problem, state: StateT, key: PRNGKeyArray, budget: Budget) -> tuple[StateT, News]:
-        """The state after some steps, at most `budget.num_steps`, and what happened; never the same state without
-        news that the fit has ended.
+        """The state after some steps, at most `budget.num_steps`, and what happened. The state changes unless the fit
+        has ended.
         """
 
     def certify(self, problem: Problem, state: StateT, key: PRNGKeyArray, tolerance: float) -> Gain:
-        """What is left to gain at the q of a state, on fresh draws; the state stays."""
+        """The remaining gain at the q of a state, on fresh draws; the state is unchanged."""
         return certify(problem.target, state.q, jax.random.fold_in(key, _FOR_CERTIFYING))
 
     def elbo(self, problem: Problem, state: StateT, key: PRNGKeyArray) -> tuple[float, float, CallCounts]:
-        """The ELBO of a state on fresh draws and all data, its standard error, and the calls spent."""
+        """The ELBO of a state on fresh draws and all data, its standard error, and the evaluations spent."""
         values = log_ratios(problem.target, state.q, jax.random.fold_in(key, _FOR_ELBO), FINAL_DRAWS)
         return *mean_and_error(values), CallCounts(log_density=FINAL_DRAWS)
 
     def why_not(self, problem: Problem) -> str | None:
-        """Why the method cannot work on a problem, as a sentence for the user; None where it can."""
+        """Why the method does not apply to a problem, as a sentence for the user; None if it does."""
         target, q, needs, name = problem.target, problem.q, self.needs, type(self).__name__
         if target.black_box and needs.compiled:
             return (

@@ -23,7 +23,7 @@ def robbins_monro(scale: float = 1.0, delay: float = 10.0, power: float = 0.7) -
 
 
 class AdaptiveRateState(NamedTuple):
-    """Running means of the gradient and of its squared norm, and the memory that they reach back."""
+    """Running means of the gradient and of its squared norm, and their memory in steps."""
 
     mean: Any
     square: Any
@@ -34,8 +34,8 @@ def adaptive_rate(memory: float = 10.0) -> optax.GradientTransformation:
     """The adaptive rate of Ranganath, Wang, Blei and Xing (2013), equations 13 to 17: rho = |E g|^2 / E|g|^2, memory
     (1 - rho) + 1.
 
-    Minimises the expected distance to the next optimum of the current bound, on the assumption of unit curvature:
-    meant for natural gradients.
+    Minimises the expected distance to the next optimum of the current bound, assuming unit curvature: meant for
+    natural gradients.
     """
 
     def init(params):
@@ -51,7 +51,7 @@ def adaptive_rate(memory: float = 10.0) -> optax.GradientTransformation:
         square = (1 - share) * state.square + share * optax.tree_utils.tree_norm(updates, squared=True)
         rate = optax.tree_utils.tree_norm(mean, squared=True) / jnp.where(square > 0, square, 1)
         memory_next = jnp.where(fresh, state.memory, state.memory * (1 - rate) + 1)
-        # optax descends: the sign is that of a minimisation.
+        # optax minimises, hence the sign.
         return jax.tree.map(lambda g: -rate * g, updates), AdaptiveRateState(mean, square, memory_next)
 
     return optax.GradientTransformation(init, update)

@@ -1,4 +1,4 @@
-"""Which method a problem gets where none is asked for: the first row of a table whose condition holds."""
+"""The default method of a problem: the first row of a table whose condition holds."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -11,14 +11,14 @@ from curvi.methods.pooled_regression import PooledRegression
 from curvi.methods.scheme_i import SchemeI
 from curvi.model.factored import FactoredTarget
 
-# Least squares on all scores needs more draws than parameters, and time like the cube of their number.
+# Least squares on all scores needs more draws than parameters, and its time grows like the cube of their number.
 MAX_PARAMS_REGRESSION = 512
-# Parameters of discrete latents beyond which the noise of the score's curvature is too large.
+# Number of parameters of discrete latents beyond which the noise of the score curvature is too large.
 MAX_SCORE_PARAMS = 24
 
 
 class Default(NamedTuple):
-    """A row of the table: when, which method, and why, in words for the user."""
+    """A row of the table: the condition, the method, and the reason given to the user."""
 
     name: str
     holds: Callable[[Problem], bool]
@@ -35,7 +35,7 @@ def _plates(problem: Problem) -> bool:
 
 
 def _derivatives_help(problem: Problem) -> bool:
-    """Whether the model has derivatives and draws follow some parameters, and all others are of discrete latents."""
+    """Whether the model has derivatives, some latents are reparameterised, and all others are discrete."""
     target, q = problem.target, problem.q
     discrete = {latent.name for latent in target.latents if latent.discrete}
     followed = {latent.name for latent in q.latents} - set(q.latents_without_path)

@@ -22,7 +22,7 @@ from curvi.solve.solution import Solver
 
 @register
 class RadiusState(eqx.Module):
-    """q, the trust radius, and for how long noise has ruled."""
+    """q, the trust radius, and the number of consecutive steps dominated by noise."""
 
     q: Family
     radius: Float[Array, ""]
@@ -41,8 +41,8 @@ class HessianFree(StepMethod):
     solver
         Conjugate gradients; a loose tolerance, since the model is a Monte Carlo estimate.
     radius
-        Control of the trust radius. Actual gains are measured on the draws of the step itself, which pairs the noise
-        away.
+        Control of the trust radius. Actual gains are measured on the draws of the step itself, so that common
+        noise cancels.
     """
 
     estimator: Pathwise = Pathwise(64)
@@ -89,7 +89,7 @@ class HessianFree(StepMethod):
 
 
 def _paired_gain(local, moved, groups: int):
-    """ELBO gained on the very draws of the local model, and its standard error over groups of draws."""
+    """The ELBO gain on the draws of the local model, and its standard error over groups of draws."""
     differences = (moved.draw_values - local.draw_values).reshape(groups, -1).mean(1)
     spread = jnp.std(differences, ddof=1) / groups**0.5 if groups > 1 else jnp.zeros(())
     return moved.value - local.value, spread

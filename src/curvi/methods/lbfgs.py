@@ -20,7 +20,7 @@ from curvi.record.plain import register
 
 @register
 class LBFGSState(eqx.Module):
-    """q, the state of optax's L-BFGS, and the noise that is fixed for the whole run."""
+    """q, the state of optax's L-BFGS, and the noise, fixed for the whole run."""
 
     q: Family
     optimiser: Any
@@ -30,9 +30,9 @@ class LBFGSState(eqx.Module):
 
 @register
 class LBFGS(StepMethod):
-    """L-BFGS with a zoom line search on the reparameterised objective of fixed draws.
+    """L-BFGS with a zoom line search on the reparameterised objective on fixed draws.
 
-    On fixed draws the objective is deterministic, as a line search needs; the answer keeps their bias, about P / S
+    On fixed draws the objective is deterministic, as a line search needs; the result has their bias, about P / S
     nats (Giordano et al. 2024).
 
     Attributes
@@ -40,7 +40,7 @@ class LBFGS(StepMethod):
     num_draws
         Fixed draws.
     memory_size
-        Pairs of steps and gradient differences kept.
+        Number of pairs of steps and gradient differences kept.
     """
 
     num_draws: int = eqx.field(static=True, default=256)

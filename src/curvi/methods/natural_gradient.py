@@ -10,7 +10,7 @@ from curvi.record.plain import register
 
 @register
 class NaturalGradient(StepMethod):
-    """Steps F^-1 g inside the trust region: the second-order methods with their curvature correction switched off.
+    """Steps F^-1 g inside the trust region: the second-order methods without their curvature correction.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""Scheme I of the paper: the Hessian as block diagonal plus rank S (equation 14), solved without ever forming it."""
+"""Scheme I of the paper: the Hessian as block diagonal plus rank S (equation 14), solved without forming it."""
 
 from curvi.estimate import AnchoredScore, PaperScore
 from curvi.estimate.local import Estimator
@@ -11,7 +11,7 @@ from curvi.solve.solution import Solver
 
 @register
 class SchemeI(StepMethod):
-    """Newton's method in O(S P) a product (conjugate gradients, Option II) or O(S^2 P) a solve (Sherman-Morrison,
+    """Newton's method in O(S P) per product (conjugate gradients, Option II) or O(S^2 P) per solve (Sherman-Morrison,
     Option I; Woodbury).
 
     Attributes
@@ -24,7 +24,7 @@ class SchemeI(StepMethod):
     safeguard
         How steps are kept safe; None takes the paper's step (see `literal`).
     step_length
-        The paper's epsilon, of the literal step only.
+        The paper's epsilon, used by the literal step only.
     """
 
     solver: Solver = CG(max_steps=50)
@@ -49,8 +49,8 @@ class SchemeI(StepMethod):
     def step(self, target, state, key):
         if self.safeguard is None:
             # Steps 2 and 3: estimates. Step 4 or 5: H y = g by Sherman-Morrison or conjugate gradients, Gamma_t =
-            # Gamma_{t-1} - epsilon y. Both signs are turned, which changes nothing on paper: conjugate gradients here
-            # stop at the first negative curvature.
+            # Gamma_{t-1} - epsilon y. Both signs are reversed, which is equivalent: conjugate gradients here stop at
+            # the first negative curvature.
             curvature = lambda target, q, local: local.curvature.scale(-1.0)  # noqa: E731
             return literal_step(self.estimator, self.solver, curvature, -self.step_length, 0, target, state, key)
         descend = newton_descent(self.safeguard, self.solver)

@@ -1,4 +1,4 @@
-"""Scheme II of the paper: the Newton direction by a stochastic series (LiSSA), O(P) a term."""
+"""Scheme II of the paper: the Newton direction by a stochastic series (LiSSA), O(P) per term."""
 
 import equinox as eqx
 
@@ -21,10 +21,10 @@ class SchemeII(StepMethod):
     solver
         A `LiSSA`; its `depth` is the paper's T_max, its `tolerance` eta, its `scale` C0.
     estimator
-        Gradient, and the local model that steps are judged by; the anchored form by default.
+        Gradient, and the local model for accepting steps; the anchored form by default.
     draws_per_copy
-        Draws averaged in one X_j. The paper takes 1; single draws are indefinite and far larger than their mean, so
-        the safe default averages.
+        Draws averaged in one X_j. The paper uses 1; single draws are indefinite and far larger than their mean, so the
+        default averages several.
     safeguard
         How steps are kept safe; None takes the paper's step (see `literal`).
     """
@@ -38,10 +38,10 @@ class SchemeII(StepMethod):
     def literal(
         cls, scale: float, num_gradient_draws: int, max_terms: int = 100, eta: float = 1e-3, corrected: bool = False
     ) -> "SchemeII":
-        """The scheme as printed: C0, T draws for the gradient, T_max, eta, one draw a term, weights ln p.
+        """The scheme as printed: C0, T draws for the gradient, T_max, eta, one draw per term, weights ln p.
 
-        Step 7 is printed with a fixed point that is wrong unless C0 = 1, and on H rather than -H; `corrected=True`
-        mends the former.
+        Step 7 as printed has a wrong fixed point unless C0 = 1, and uses H rather than -H; `corrected=True` corrects
+        the former.
         """
         solver = LiSSA(depth=max_terms, scale=scale, tolerance=eta, literal=not corrected)
         return cls(solver, PaperScore(num_gradient_draws), 1, None)

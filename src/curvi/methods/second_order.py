@@ -1,13 +1,13 @@
-"""The two ways in which a second-order score method takes a step: the paper's literal one, and a safe one.
+"""The two kinds of step of a second-order score method: the paper's literal step, and a safe one.
 
-Literal: estimate at Gamma_{t-1}, solve with the raw Hessian, move by the whole of -epsilon H^-1 g. It diverges from
-most starts: the estimate is neither definite nor invertible, nor is its noise small.
+Literal: estimate at Gamma_{t-1}, solve with the raw Hessian, move by -epsilon H^-1 g. It diverges from most starts: the
+estimate may be indefinite or singular, and its noise is large.
 
 Safe: the estimate at Gamma_{t-1} is kept from the step before. Solve with -H, shrunk towards the Fisher information
 by its measured noise; clip to a ball of given divergence; estimate at the candidate with fresh draws; accept unless
-the ELBO clearly fell. Each estimate serves as the verdict on one step and as the model of the next, so an accepted
-step costs one estimate. Where the gain no longer stands out of its noise, steps shorten like k^-1/2, slowly enough
-for stiff directions (Polyak and Juditsky 1992), so that the iterate settles instead of wandering.
+the ELBO clearly fell. Each estimate is used both to accept one step and as the model of the next, so an accepted step
+costs one estimate. Where the gain no longer exceeds its noise, steps shorten like k^-1/2, slowly enough for stiff
+directions (Polyak and Juditsky 1992), so that the iterates converge instead of fluctuating.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ from curvi.model.target import AbstractTarget
 from curvi.record.plain import register
 from curvi.solve.solution import Solver
 
-# From a local model, the radius, the length of the step and a key.
+# Arguments: a local model, the radius, the length of the step and a key.
 Descend = Callable[[Estimated, Array, Array, PRNGKeyArray], NewtonStep]
 
 
@@ -44,7 +44,7 @@ class Safeguard(eqx.Module):
     shrink
         Whether -H is shrunk towards the Fisher information by its measured noise.
     num_errors
-        How many standard errors the decrement must stand out for a step of full length.
+        Number of standard errors by which the decrement must exceed zero for a step of full length.
     """
 
     radius: RadiusControl = RadiusControl()
@@ -55,7 +55,7 @@ class Safeguard(eqx.Module):
 
 @register
 class SafeState(eqx.Module):
-    """State of the safe loop: the accepted q, its local model, the radius, and for how long noise has ruled."""
+    """State of the safe loop: the accepted q, its local model, the radius, and the count of noisy steps."""
 
     q: Family
     local: Estimated
@@ -72,7 +72,7 @@ class LiteralState(eqx.Module):
 
 
 def safe_init(estimator: Estimator, safeguard: Safeguard, target, q: Family, key) -> SafeState:
-    """A state whose first step stays where it is and only estimates: no second program for the first estimate."""
+    """A state whose first step only estimates without moving, which avoids a second program for the first estimate."""
     local = zeros_like_output(estimator, target, q, key)
     return SafeState(
         q, local, jnp.asarray(safeguard.radius.initial, q.params.dtype), jnp.zeros((), jnp.int32), jnp.zeros((), bool)
@@ -87,7 +87,7 @@ def start_state(estimator: Estimator, safeguard: Safeguard | None, target, q: Fa
 def newton_descent(
     safeguard: Safeguard, solver: Solver, curvature_of: Callable[[Estimated], Operator] = lambda local: local.curvature
 ) -> Descend:
-    """Newton's step as `safe_step` asks for it; `curvature_of(local)` is the operator that is solved with."""
+    """Newton's step in the form that `safe_step` takes; `curvature_of(local)` is the operator of the solve."""
 
     def descend(local, radius, length, key):
         return newton_step(local, curvature_of(local), solver, radius, length, safeguard.damping, safeguard.shrink, key)
@@ -111,7 +111,7 @@ def safe_step(
     actual_se = jnp.hypot(local.value_se, state.local.value_se)
     judged = (step.predicted, step.divergence, step.at_edge, actual, actual_se)
     accept, radius = safeguard.radius(state.radius, *judged)
-    # A step into a region without finite values is rejected, and the ball shrinks below it.
+    # A step to values that are not finite is rejected, and the radius shrinks below its size.
     finite = local.finite()
     shrunk = 0.1 * jnp.minimum(state.radius, jnp.where(jnp.isfinite(step.divergence), step.divergence, jnp.inf))
     accept = finite & (accept | ~state.ready)
@@ -139,19 +139,19 @@ def safe_step(
         counts=counts,
     )
     moved = SafeState(candidate, local, radius, noisy_steps, jnp.ones((), bool))
-    # After a rejection the next step estimates anew where it stands: an estimate that was high by luck would reject
-    # every honest one after it.
+    # After a rejection the next step estimates again at the same q: an estimate that was high by chance would reject
+    # every later candidate.
     stayed = SafeState(state.q, state.local, radius, noisy_steps, jnp.zeros((), bool))
     return select(accept, moved, stayed), record
 
 
 def count_noisy(noisy_steps, step: NewtonStep, num_errors: float):
-    """One more where the gradient does not stand out of its noise, none where it does."""
+    """The count of consecutive steps whose gradient does not exceed its noise."""
     return jnp.where(step.signal < num_errors, noisy_steps + 1, 0)
 
 
 def noisy_length(noisy_steps, dtype):
-    """Length of a step after so many that noise ruled: k^-1/2."""
+    """Length of a step after this many noisy steps: k^-1/2."""
     return jax.lax.rsqrt(1.0 + noisy_steps).astype(dtype)
 
 
@@ -165,13 +165,13 @@ def literal_step(
     state: LiteralState,
     key: PRNGKeyArray,
 ) -> tuple[LiteralState, Record]:
-    """Gamma_t = Gamma_{t-1} - epsilon H^-1 g, as the paper has it: no damping, no radius, no question asked."""
+    """Gamma_t = Gamma_{t-1} - epsilon H^-1 g, as in the paper: no damping, no trust region, no acceptance test."""
     key_estimate, key_solve = jax.random.split(key)
     local = estimator(target, state.q, key_estimate)
     solution = solver(operator_of(target, state.q, local), local.grad, key=key_solve)
     params = state.q.params - step_length * solution.x
-    # Only what is not finite is refused: a q of NaN cannot be drawn from, and the history should show where it
-    # happened.
+    # Only steps that are not finite are rejected: q with NaN parameters has no draws, and the history should show
+    # where this happened.
     finite = local.finite() & jnp.all(jnp.isfinite(params))
     counts = as_counts(local.counts + Counts(log_density=solution.num_draws * calls_per_copy))
     dtype = jnp.result_type(local.value)
@@ -194,7 +194,7 @@ def literal_step(
 
 
 def select(condition, if_true, if_false):
-    """`if_true` or `if_false`, leaf by leaf, for two trees of one structure."""
+    """`if_true` or `if_false`, leaf by leaf, for two trees of the same structure."""
     return jax.tree.map(
         lambda a, b: jnp.where(condition, a, b) if eqx.is_array(a) else a, if_true, if_false, is_leaf=eqx.is_array
     )

@@ -1,7 +1,7 @@
-"""Methods that climb step by step on fresh draws, many steps in one compiled program.
+"""Methods that take steps on fresh draws, many steps in one compiled program.
 
-A step's random key depends on its index alone, so results do not depend on how the steps were cut into chunks. All that
-the loop carries is a tree of arrays, so that it may be mapped over data sets and keys (`jax.vmap`).
+A step's random key depends on its index alone, so results do not depend on how the steps are split into chunks. The
+loop carries only a tree of arrays, so that it may be mapped over data sets and keys (`jax.vmap`).
 """
 
 from abc import abstractmethod
@@ -23,16 +23,16 @@ from curvi.record.counts import CallCounts
 from curvi.record.plain import register
 from curvi.record.pytree import pytree
 
-CHUNK = 64  # most steps per call of the program
-_WINDOW = 20  # steps that the smoothed gain looks back, for methods whose single steps are too noisy to tell
+CHUNK = 64  # largest number of steps per call of the program
+_WINDOW = 20  # window of the smoothed gain in steps, for methods whose single steps are too noisy
 _MAX_CERTIFICATES = 6
-_PATIENCE = 50  # steps rejected in a row, after which nothing finite is left to step to
+_PATIENCE = 50  # consecutive rejected steps after which the fit ends as not finite
 _FOR_START, _FOR_STEPS, _FOR_CERTIFYING = range(3)
 
 
 @pytree
 class Record:
-    """What one step reports: columns of the history (`curvi.record.history`), and the calls that it made."""
+    """The record of one step: columns of the history (`curvi.record.history`), and its evaluations."""
 
     elbo: Any
     elbo_se: Any
@@ -63,7 +63,7 @@ class Smoothed:
     steps: Any
 
     def update(self, gain, error) -> "Smoothed":
-        # A step without a finite gain starts the memory anew.
+        # A step without a finite gain resets the mean.
         usable = jnp.isfinite(gain) & jnp.isfinite(error)
         share = jnp.maximum(1.0 / (1 + self.steps), 1.0 / _WINDOW).astype(self.gain.dtype)
         mean = (1 - share) * self.gain + share * gain
@@ -79,7 +79,7 @@ class Smoothed:
 @register
 @pytree
 class Stepped:
-    """The state of a stepwise method, and what its loop remembers.
+    """The state of a stepwise method and of its loop.
 
     Attributes
     ----------
@@ -88,9 +88,9 @@ class Stepped:
     smoothed
         The gain over the last steps.
     taken, refused, certificates
-        Steps so far, those refused in a row, and certificates that were asked for in vain.
+        Steps so far, consecutive rejected steps, and certificates that did not confirm convergence.
     started
-        Whether a start has been looked for.
+        Whether a finite start has been searched for.
     """
 
     inner: Any
@@ -106,11 +106,11 @@ class Stepped:
 
 
 class StepMethod(Method[Stepped]):
-    """A method that is a step: `start` makes a state with a q, `step` advances it on fresh draws."""
+    """A method defined by a step: `start` makes a state with a q, `step` advances it on fresh draws."""
 
     @abstractmethod
     def start(self, target: AbstractTarget, q: Family, key) -> Any:
-        """The state before the first step; no call of the model."""
+        """The state before the first step, without evaluating the model."""
 
     @abstractmethod
     def step(self, target: AbstractTarget, state: Any, key) -> tuple[Any, Record]:
@@ -121,7 +121,7 @@ class StepMethod(Method[Stepped]):
 
     def _begin(self, problem: Problem, q: Family, key, started: bool) -> Stepped:
         inner = self.start(problem.target, q, jax.random.fold_in(key, _FOR_STEPS))
-        # Device arrays: a state that has been to a file and one that has not must be alike.
+        # Device arrays, so that a state is the same before and after saving.
         taken, refused, certificates = (jnp.zeros((), jnp.int32) for _ in range(3))
         return Stepped(inner, Smoothed.blank(q.params.dtype), taken, refused, certificates, jnp.asarray(started))
 
@@ -130,9 +130,9 @@ class StepMethod(Method[Stepped]):
         if not bool(state.started):
             q, calls = find_start(problem.target, state.q, jax.random.fold_in(key, _FOR_START))
             state, counts = self._begin(problem, q, key, started=True), counts.plus(log_density=calls)
-        # Half the tolerance after each certificate that was asked for in vain.
+        # Halve the threshold after each certificate that did not confirm convergence.
         threshold = budget.tolerance * 0.5 ** int(state.certificates)
-        # Numbers as arrays: a Python number would be a constant of the program, and compile it anew.
+        # As arrays: a Python number would be a constant of the program and cause recompilation.
         limits = jnp.asarray(threshold, state.q.params.dtype), jnp.asarray(min(budget.num_steps, CHUNK), jnp.int32)
         key_steps = jax.random.fold_in(key, _FOR_STEPS)
         state, records, taken, asks = run_chunk(self, problem.target, state, key_steps, *limits)
@@ -155,7 +155,7 @@ class StepMethod(Method[Stepped]):
 
 
 def _rows(records: Record, taken: int, before: int) -> tuple[list[dict], tuple[int, int, int]]:
-    """Rows of the history, with calls of the log density counted on from `before`; and all calls of these steps."""
+    """Rows of the history, with evaluations of the log density counted from `before`; and all evaluations."""
     names = ("elbo", "elbo_se", "remaining_gain", "remaining_gain_se", "predicted_gain", "gradient_gain")
     names += ("num_draws", "radius", "accepted", "shrinkage")
     columns = {name: getattr(records, name)[:taken] for name in names}
@@ -168,16 +168,16 @@ def _rows(records: Record, taken: int, before: int) -> tuple[list[dict], tuple[i
 
 @eqx.filter_jit
 def run_chunk(method: StepMethod, target: AbstractTarget, state: Stepped, key, threshold, num_steps):
-    """Up to `num_steps` (at most CHUNK) steps; ends early where a certificate is worth asking for, that is where a
-    step, or the mean of the last ones, puts the gain and two standard errors below the threshold.
+    """Up to `num_steps` (at most CHUNK) steps; ends early if a certificate is likely to succeed: the gain plus two
+    standard errors, of a step or of the smoothed mean, is below the threshold.
 
-    Returns the state, the records of the steps (with room for CHUNK), how many were taken, and whether to certify.
+    Returns the state, the records of the steps (padded to CHUNK), the number of steps, and whether to certify.
     """
 
     def advance(carry):
         i, state, records, _ = carry
         inner, record = method.step(target, state.inner, jax.random.fold_in(key, state.taken))
-        # A method without an estimate of the remaining gain goes by its gradient: the certificate sees the rest.
+        # A method without an estimate of the remaining gain uses its gradient; the certificate then uses curvature.
         known = ~jnp.isnan(record.remaining_gain)
         gain = jnp.where(known, record.remaining_gain, record.gradient_gain)
         error = jnp.where(known, record.remaining_gain_se, record.gradient_gain_se)
@@ -192,7 +192,7 @@ def run_chunk(method: StepMethod, target: AbstractTarget, state: Stepped, key, t
 
     record = eqx.filter_eval_shape(lambda: method.step(target, state.inner, key)[1])
     records = jax.tree.map(lambda leaf: jnp.zeros((CHUNK, *leaf.shape), leaf.dtype), record)
-    # Static leaves cannot pass a while loop: carry the arrays, close over the rest.
+    # Static leaves cannot be carried in a while loop: carry the arrays, close over the rest.
     dynamic, static = eqx.partition(state, eqx.is_array)
 
     def body(carry):

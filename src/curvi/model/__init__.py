@@ -1,1 +1,1 @@
-"""Models: log densities with names, shapes and supports, as inference sees them."""
+"""Models: log densities with named latents, shapes and supports."""

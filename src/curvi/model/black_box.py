@@ -12,16 +12,16 @@ import numpy as np
 if TYPE_CHECKING:
     from curvi.results import Fit
 
-_START_SECONDS = 120.0  # a worker imports what the function needs
+_START_SECONDS = 120.0  # time for a worker to import what the function needs
 
 
 class BlackBoxError(RuntimeError):
-    """A black-box log density failed: it raised, returned no number, or took too long.
+    """A black-box log density failed: it raised an error, did not return a number, or took too long.
 
     Attributes
     ----------
     theta
-        The draw at which it did.
+        The draw at which it failed.
     fit
         The fit so far, as `curvi.fit` would have returned it; None where there is none yet.
     """
@@ -47,7 +47,7 @@ class Caller:
         if timeout is not None and not (isinstance(timeout, int | float) and timeout > 0):
             raise ValueError(f"timeout must be a positive number of seconds a call, or None; got {timeout!r}")
         self.function, self.timeout = function, timeout
-        # Only another process can be given up.
+        # Only a call in another process can be abandoned.
         self.workers = max(workers, 1) if timeout is not None else workers
         self.pool = None
         self.pickled = b""
@@ -61,13 +61,13 @@ class Caller:
                 ) from error
 
     def __call__(self, thetas: dict[str, np.ndarray]) -> np.ndarray:
-        """The values at the draws that are the rows of `thetas`; raises BlackBoxError."""
+        """The values at the rows of `thetas`; raises BlackBoxError."""
         count = len(next(iter(thetas.values())))
         draws = [{name: np.asarray(rows[i]) for name, rows in thetas.items()} for i in range(count)]
         if not self.workers:
             return np.array([self._here(draw) for draw in draws])
         pool = self._open()
-        # At any time all calls before the one that is waited for are done, so that it runs already or starts at once.
+        # All calls before the awaited one are done, so it is running or starts at once: the timeout is per call.
         waiting = [pool.apply_async(_work, (self.pickled, draw)) for draw in draws]
         return np.array([self._there(result, draw) for result, draw in zip(waiting, draws)])
 
@@ -110,7 +110,7 @@ class Caller:
 
 
 def _work(pickled: bytes, draw) -> tuple[float, str | None]:
-    """In a worker: value and failure. Nothing is raised here, since not every exception survives pickling."""
+    """Value and failure, in a worker. Nothing is raised here, since not every exception can be pickled."""
     try:
         return _number(pickle.loads(pickled)(draw)), None
     except Exception as error:

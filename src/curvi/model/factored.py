@@ -1,9 +1,9 @@
 """Targets that return their factors by name, with latents that belong to the rows of a plate.
 
-A local latent z has one entry a row, and row i of it touches row i of the factors that are named for it and nothing
-else (the assignment of a data point to a component touches the likelihood of that point alone). Given the other, global
-latents its rows are then independent, and one evaluation with every row set to the same value k tells the factors of
-all rows at k: as many evaluations as z has values replace sampling it (Titsias and Lazaro-Gredilla 2015).
+A local latent z has one entry per row, and row i of it affects only row i of the factors named for it (the assignment
+of a data point to a component affects only the likelihood of that point). Given the other, global latents its rows are
+independent, and one evaluation with every row set to the same value k gives the factors of all rows at k: one
+evaluation per value of z replaces sampling it (Titsias and Lazaro-Gredilla 2015).
 """
 
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ from curvi.model.tracing import convert, trace_outputs
 
 
 class FactoredTarget(AbstractTarget):
-    """A log density as a dict of named terms, some of them with one entry a row.
+    """A log density as a dict of named terms, some of them with one entry per row.
 
     Parameters
     ----------
@@ -31,8 +31,8 @@ class FactoredTarget(AbstractTarget):
     init, supports, order, outputs, origin
         As for `Target`.
     local
-        The names of the row factors that each local latent touches, by the name of the latent: one name or several. A
-        local latent is a vector of bits or bounded integers with one entry a row, and so are its factors.
+        The names of the row factors that each local latent affects, by the name of the latent: one name or several. A
+        local latent is a vector of bits or bounded integers with one entry per row; its factors have the same shape.
     """
 
     latents: tuple[Latent, ...] = eqx.field(static=True)
@@ -120,12 +120,12 @@ def num_values(latent: Latent) -> tuple[int, int]:
 
 
 def check_rows(target: FactoredTarget) -> int:
-    """The calls spent; raises ValueError where a row factor feels another row, or another factor a local latent."""
+    """The evaluations spent; raises ValueError if a local latent affects another row or another factor."""
     rng = np.random.default_rng(0)
     base = {latent.name: target.init[latent.name] for latent in target.latents}
     for latent in target.latents:
         if latent.name in dict(target.local):
-            # From mixed values: where all are zero, a product of neighbours would not show.
+            # Start from mixed values: at zeros, a product of neighbours would not be detected.
             lowest, count = num_values(latent)
             base[latent.name] = jnp.asarray(lowest + rng.integers(count, size=latent.shape), jnp.int32)
     rows, rest = (jax.tree.map(np.asarray, part) for part in _terms(target, base))

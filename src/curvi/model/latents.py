@@ -31,7 +31,7 @@ class Latent:
 
 
 def read_latents(init, supports) -> tuple[tuple[Latent, ...], dict[str, Array]]:
-    """Latents and start values from `init` and `supports`, with every mismatch named."""
+    """Latents and start values from `init` and `supports`; ValueError for every mismatch."""
     if not isinstance(init, Mapping) or not init:
         raise ValueError(f"init must be a non-empty dict of arrays by latent name; got {type(init).__name__}")
     supports = dict(supports or {})
@@ -53,9 +53,9 @@ def read_latents(init, supports) -> tuple[tuple[Latent, ...], dict[str, Array]]:
 
 
 def _read_value(name: str, raw, support) -> Array:
-    """The start of one latent as an array of the dtype of its computation, checked to lie in the support.
+    """The start of one latent as an array with the dtype of the computation, checked to lie in the support.
 
-    The checks are numpy's: on JAX arrays each would compile a program of its own.
+    The checks use numpy: on JAX arrays each would compile a program.
     """
     value = np.asarray(raw)
     if not any(jnp.issubdtype(value.dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_)):
@@ -79,7 +79,7 @@ def _read_value(name: str, raw, support) -> Array:
         )
     if supports_of.is_discrete(support):
         return jnp.asarray(value, jnp.int32)
-    # An explicit dtype: a Python number would else be weakly typed and give way to the dtype of the data.
+    # An explicit dtype: a Python number would otherwise be weakly typed and take the dtype of the data.
     own = jnp.issubdtype(value.dtype, jnp.floating) and not isinstance(raw, float)
     return jnp.asarray(value, jax.dtypes.canonicalize_dtype(value.dtype) if own else jnp.result_type(float))
 

@@ -18,7 +18,7 @@ class MinibatchTarget(AbstractTarget):
     """A log density that is a prior plus a sum over data rows, estimated on random batches of rows.
 
     The estimate is log_prior(theta) + (N / B) * sum over the batch of log_likelihood_row(theta, row). The factor N/B
-    stands here and nowhere else: estimators see one number per draw, so gradients and Hessians carry it exactly once.
+    is applied only here: estimators get one number per draw, so gradients and Hessians contain it exactly once.
 
     Parameters
     ----------
@@ -95,20 +95,20 @@ def _choose_rows(key, num_rows: int, batch_size: int):
 
 
 def check_scale(target: AbstractTarget, key, num_batches=64, num_errors=6.0, *, log_density=None) -> int:
-    """The calls spent; raises ValueError unless batches average to the full log density, and that is `log_density`.
+    """The evaluations spent; raises ValueError unless batches average to the full log density and it is `log_density`.
 
     Parameters
     ----------
     target
         The target whose batches are checked.
     key
-        Chooses the batches.
+        Determines the batches.
     num_batches, num_errors
-        How many batches are averaged, and how many standard errors their mean may lie off.
+        Number of batches averaged, and of standard errors by which their mean may differ.
     log_density
-        The whole log density as one function of the dict of latents, constants included. A
-        log_likelihood_row that carries a factor N/B itself, or returns a mean, changes the batches and the
-        sum over all rows alike: only this reference can show it.
+        The whole log density as one function of the dict of latents, including constants. A log_likelihood_row that
+        already contains a factor N/B, or returns a mean, changes the batches and the sum over all rows alike: only
+        this reference can detect it.
     """
     batches = jax.random.split(key, num_batches)
     reference = None if log_density is None else trace(log_density, target.init, "log_density")

@@ -1,4 +1,4 @@
-"""What the model behind a target can tell beside its log density."""
+"""Information about the model of a target besides its log density."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -8,7 +8,7 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Origin:
-    """What the model behind a target can tell beside its log density. Compared by identity.
+    """Information about the model of a target besides its log density. Compared by identity.
 
     Attributes
     ----------
@@ -28,5 +28,5 @@ class Origin:
 
 
 def origin_of(target) -> Origin:
-    """What the model behind a target can tell; nothing for a plain log density."""
+    """The `Origin` of a target; an empty one for a plain log density."""
     return getattr(target, "origin", None) or Origin()

@@ -1,9 +1,9 @@
-"""A function of one draw applied to many: all at once, or one after the other where that could come to a standstill.
+"""A function of one draw applied to many: all at once, or one after the other where that could deadlock.
 
 jaxlib splits a large enough batch of LAPACK calls into tasks of XLA's thread pool, and waits for them on a thread of
-the same pool. Where as many such calls run at a time as the pool has threads, all wait for ever: on two processors the
-derivatives of a single Cholesky factorisation are enough. One draw at a time there is no batch to split, and the
-matrices are so large that LAPACK, not the loop, takes the time.
+the same pool. If as many such calls run at a time as the pool has threads, they deadlock: on two processors the
+derivatives of a single Cholesky factorisation are enough. With one draw at a time there is no batch to split, and the
+matrices are so large that LAPACK dominates the time of the loop.
 """
 
 import math
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
-# Floating-point operations from which on jaxlib splits a batch; with one thread it never does.
+# Number of floating-point operations from which jaxlib splits a batch; with one thread it never does.
 _SPLIT = 200_000
 # Primitives that LAPACK computes on a CPU, with a bound on their operations in units of size^3.
 _LAPACK = {"cholesky": 1, "triangular_solve": 1, "lu": 1, "qr": 4, "geqrf": 4, "householder_product": 4}

@@ -1,4 +1,4 @@
-"""Reading numpyro constraints: which values a latent may take, and in which words to speak of them."""
+"""Properties and names of numpyro constraints, the supports of latents."""
 
 import math
 
@@ -89,9 +89,9 @@ def describe(support) -> str:
 
 
 def to_real(support, value) -> np.ndarray:
-    """The real numbers that numpyro's bijection takes to this value of a continuous support.
+    """The real numbers that numpyro's bijection maps to this value of a continuous support.
 
-    In numpy for the usual bijections: an operation of JAX outside a program costs a compilation.
+    Uses numpy for the usual bijections: a JAX operation outside a program costs a compilation.
     """
     with np.errstate(all="ignore"):  # infinite at the ends of an interval
         return np.asarray(_inverse(biject_to(support), np.asarray(value)))

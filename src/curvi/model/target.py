@@ -1,6 +1,6 @@
 """Targets: unnormalised log densities with names, shapes, supports and a differentiation order.
 
-A target is all that inference knows of a model: l(theta) = ln p(theta, X) for a dict `theta` of named latents on the
+A target is the interface of a model to inference: l(theta) = ln p(theta, X) for a dict `theta` of named latents on the
 model's own supports.
 """
 
@@ -20,7 +20,7 @@ LogDensity = Callable[[dict[str, Array]], Float[Array, ""]]
 
 
 class AbstractTarget(eqx.Module):
-    """What estimators ask of a target."""
+    """The interface of a target to estimators."""
 
     latents: eqx.AbstractVar[tuple[Latent, ...]]
     init: eqx.AbstractVar[dict[str, Array]]
@@ -29,7 +29,7 @@ class AbstractTarget(eqx.Module):
 
     @abstractmethod
     def batch(self, key: PRNGKeyArray) -> LogDensity:
-        """An unbiased log density, cheap enough for one step; the whole one unless the target is minibatched."""
+        """An unbiased estimate of the log density for one step; the full one unless the target is minibatched."""
 
     @abstractmethod
     def full(self) -> LogDensity:
@@ -45,11 +45,11 @@ class AbstractTarget(eqx.Module):
         return False
 
     def terms(self, theta: dict[str, Array]) -> dict[str, Array] | None:
-        """Terms by name whose sum is ln p(theta, X), by site or by row, where the target knows them; else None."""
+        """Terms by name whose sum is ln p(theta, X), by site or by row, if the target has them; else None."""
         return None
 
     def close(self) -> None:
-        """End what the log density has opened, such as worker processes; the next call opens it anew."""
+        """Close what the log density has opened, such as worker processes; the next call opens it again."""
 
     @property
     def dtype(self):
@@ -71,21 +71,21 @@ class Target(AbstractTarget):
     init
         An example of that dict, and the point where inference starts. Its dtype is that of the computation.
     supports
-        numpyro constraints by name; real for continuous latents that are not named.
+        numpyro constraints by name; real for latents that are not named.
     order
         How often `log_density` may be differentiated: 0, 1 or 2.
     outputs
         Optionally a function of the same dict that returns further named quantities to report with every draw.
     origin
-        Optionally what an adapter knows of the model beside its log density.
+        Optionally information about the model from an adapter.
     terms
         Optionally a function of the same dict that returns the terms of the log density by name.
     black_box
         Whether `log_density` is an ordinary Python function of a dict of numpy arrays (a simulator, legacy code), to be
         called from the host; with order=0. It may be noisy: then its expectation is the objective.
     workers, timeout
-        Of a black box: how many spawned processes share the draws of a batch (0: none), and the most seconds a call may
-        take.
+        For a black box: the number of spawned processes that share the draws of a batch (0: none), and the time limit
+        of a call in seconds.
     """
 
     latents: tuple[Latent, ...] = eqx.field(static=True)

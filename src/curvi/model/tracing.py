@@ -1,7 +1,7 @@
-"""Functions of the user, traced once.
+"""User functions, traced once.
 
-The user's Python function runs exactly once, when a target is made; from then on its traced form is called, and arrays
-that it closed over are data of the target rather than constants baked into every compiled program.
+The user's Python function runs exactly once, when a target is made; afterwards its traced form is called, and arrays
+that it closes over are data of the target rather than constants of every compiled program.
 """
 
 from typing import Any
@@ -42,9 +42,9 @@ def trace_outputs(outputs, init):
 
 
 def convert(function, *examples):
-    """The traced form of `function`: a pytree whose leaves are the arrays that it uses beside its arguments."""
-    # The lambda always has a closure. A function that has none equinox leaves untraced, to be called again
-    # at every use, with the arrays of its module as constants.
+    """The traced form of `function`: a pytree whose leaves are the arrays that it closes over."""
+    # The lambda always has a closure. Equinox leaves a function without a closure untraced, to be called at
+    # every use, with global arrays as constants.
     traced: Any = eqx.filter_closure_convert(lambda *args: function(*args), *examples)
     # numpy arrays stay on the host when they are captured: put them on the device once.
     return eqx.tree_at(lambda t: t.consts, traced, [jax.device_put(const) for const in traced.consts])

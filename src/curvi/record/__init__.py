@@ -1,1 +1,1 @@
-"""What a fit keeps of itself: counts of calls, history, wall time, progress, what resuming takes."""
+"""Records of a fit: counts of evaluations, history, wall time, progress, checkpoints."""

@@ -1,7 +1,7 @@
-"""What a fit keeps so that it can be resumed as if it had never stopped.
+"""The state from which a fit can be resumed as if it had never stopped.
 
-Random numbers come from the key and from counters in the state, never from a generator that moves; so a run is its key
-and its state.
+Random numbers are determined by the key and by counters in the state, never by a stateful generator; so a run is
+determined by its key and its state.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from curvi.record.history import History
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """A run at rest.
+    """The state of a run between two calls of `fit`.
 
     Attributes
     ----------
@@ -26,11 +26,11 @@ class Checkpoint:
     state
         The state of the method.
     history, counts
-        What happened and was spent before.
+        History and evaluations so far.
     tolerance
-        Of the call that ended here.
+        The tolerance of the call that ended here.
     num_starts
-        Starts that the fit was asked to try.
+        Number of starts of the fit.
     """
 
     key: Any
@@ -43,7 +43,7 @@ class Checkpoint:
 
 @dataclasses.dataclass(frozen=True)
 class Leaves:
-    """The arrays of a state whose classes have no names to be saved by, in the order of its tree."""
+    """The arrays of a state whose classes are not registered, in the order of its tree."""
 
     arrays: tuple[Any, ...]
 
@@ -52,7 +52,7 @@ class Leaves:
         return cls(tuple(leaf for leaf in jax.tree.leaves(state) if _is_array(leaf)))
 
     def into(self, blank) -> Any:
-        """A state like `blank` with these arrays; ValueError where they do not fit."""
+        """A state like `blank` with these arrays; ValueError if they do not match."""
         leaves, tree = jax.tree.flatten(blank)
         wanted = [(np.shape(leaf), leaf.dtype) for leaf in leaves if _is_array(leaf)]
         if [(np.shape(array), array.dtype) for array in self.arrays] != wanted:

@@ -1,8 +1,8 @@
 """Wall time, split into compilation and running.
 
-JAX reports how long it traced, lowered and compiled each program; whatever method asked for it, and whatever caches
-held, that is the time of compilation. A report comes at the end of its interval, and intervals lie within each other (a
-program is traced while another one is): what counts is their union.
+JAX reports the time to trace, lower and compile each program; for any method and any state of the caches, that is the
+compilation time. A report comes at the end of its interval, and intervals may be nested (a program is traced while
+another one is): their union is counted.
 """
 
 import threading
@@ -27,11 +27,11 @@ jax.monitoring.register_event_duration_secs_listener(_listen)
 
 
 class Clock:
-    """Times what happens inside of its `with` block, in this thread."""
+    """Measures the time inside its `with` block, in this thread."""
 
     def __init__(self, earlier: Seconds | None = None):
         self.intervals: list[tuple[float, float]] = []
-        # A run that is resumed counts on from what it had spent.
+        # A resumed run adds to its earlier time.
         self._earlier = earlier or Seconds(0.0, 0.0)
         self._began = time.perf_counter()
 
@@ -49,7 +49,7 @@ class Clock:
         return self._earlier.compile + sum(max(end - max(start, self._began), 0.0) for start, end in self.intervals)
 
     def elapsed(self) -> float:
-        """Seconds since this clock was started, compilation included; those of an earlier run are left out."""
+        """Seconds since this clock was started, including compilation but not earlier runs."""
         return time.perf_counter() - self._began
 
     def running(self) -> float:

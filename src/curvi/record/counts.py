@@ -1,11 +1,11 @@
-"""Calls of the model that a fit has made."""
+"""Counts of evaluations of the model."""
 
 import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
 class CallCounts:
-    """Calls of the model, each counted per draw: checks, rejected steps and the final evaluation included."""
+    """Evaluations of the model, counted per draw, including checks, rejected steps and the final evaluation."""
 
     log_density: int = 0
     gradient: int = 0
@@ -13,11 +13,11 @@ class CallCounts:
 
     @property
     def evaluations(self) -> int:
-        """Evaluations of the log density or of a derivative, a Hessian-vector product as two."""
+        """Evaluations of the log density or its gradient; a Hessian-vector product counts as two."""
         return max(self.log_density, self.gradient) + 2 * self.hvp
 
     def less(self, other: "CallCounts") -> "CallCounts":
-        """The calls since `other`."""
+        """The evaluations since `other`."""
         return CallCounts(self.log_density - other.log_density, self.gradient - other.gradient, self.hvp - other.hvp)
 
     def plus(self, log_density=0, gradient=0, hvp=0) -> "CallCounts":

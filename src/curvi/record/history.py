@@ -1,4 +1,4 @@
-"""What happened in a fit and how long it took, as numbers."""
+"""The history of a fit and its wall time."""
 
 import dataclasses
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from curvi.record.plain import register
 
-Row = dict[str, float]  # one step: what is known of it, by column
+Row = dict[str, float]  # the values of one step by column
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,26 +20,26 @@ class Seconds:
 @register
 @dataclasses.dataclass(frozen=True)
 class History:
-    """Arrays with one entry a step: the estimates that the step made and what had been spent by then.
+    """Arrays with one entry per step: the estimates of the step and the cost so far.
 
     Attributes
     ----------
     elbo, elbo_se
-        The ELBO as the step estimated it, on its own draws.
+        The ELBO estimated on the draws of the step, and its standard error.
     remaining_gain, remaining_gain_se
-        Nats left to gain at the q of the step: the Newton decrement, less what noise adds to it, and its standard
-        error. Infinite where the curvature is not definite, not a number where the method has no such estimate.
+        The remaining gain in nats at the q of the step: the Newton decrement, corrected for noise, and its standard
+        error. Infinite where the curvature is not definite, NaN where the method has no such estimate.
     predicted_gain
-        Nats that the quadratic model promised of the step.
+        Gain in nats that the quadratic model predicted for the step.
     gradient_gain
-        The decrement with the Fisher information in the place of the curvature, less its noise: the size of the
-        gradient in nats. It knows nothing of flat directions.
+        The decrement with the Fisher information in place of the curvature, corrected for noise: the size of the
+        gradient in nats. It is insensitive to flat directions.
     log_density, seconds
-        Calls of the log density and seconds of running by then.
+        Evaluations of the log density and seconds of run time so far.
     num_draws, radius, accepted
-        Draws of the step, the trust radius in nats, whether the step was taken.
+        Draws of the step, the trust radius in nats, whether the step was accepted.
     shrinkage
-        How much of the estimated curvature was used, 0 to 1.
+        The share of the estimated curvature that was used, 0 to 1.
     """
 
     elbo: np.ndarray
@@ -60,7 +60,7 @@ class History:
 
     @classmethod
     def of_rows(cls, rows: list[Row]) -> "History":
-        """From one dict a step; columns that a step lacks are not numbers there."""
+        """The history from one dict per step; missing values are NaN, or 0 in integer columns."""
         integers = {"log_density": np.int64, "num_draws": np.int64, "accepted": bool}
 
         def column(name: str) -> np.ndarray:
@@ -75,7 +75,7 @@ class History:
 
 
 def mean_and_error(values) -> tuple[float, float]:
-    """Mean and its standard error, in double precision; the error is infinite where a value is not finite."""
+    """Mean and its standard error, in double precision; the error is infinite if a value is not finite."""
     array = np.asarray(values, dtype=np.float64)
     with np.errstate(invalid="ignore", over="ignore"):
         mean, error = float(array.mean()), float(array.std(ddof=1) / len(array) ** 0.5)

@@ -1,8 +1,8 @@
-"""Objects as plain data: dicts, lists, numbers and words, with arrays set aside.
+"""Objects as plain data: dicts, lists, numbers and strings, with arrays stored separately.
 
-A class is written under the name that it was registered with, never under the path of its module: a file that moves
-breaks no saved fit. Only registered classes and numpyro's constraints are read, field by field; nothing is ever
-executed that a file brings along.
+A class is written under its registered name, never under the path of its module, so that moving a module does not
+break saved fits. Only registered classes and numpyro's constraints are read, field by field; no code from a file is
+executed.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ Class = TypeVar("Class", bound=type)
 
 
 class CannotSaveError(ValueError):
-    """A value that has no plain form: a function, an optimiser, a class that is not registered."""
+    """Raised for a value without a plain form: a function, an optimiser, a class that is not registered."""
 
 
 @overload
@@ -37,10 +37,10 @@ def register(*, name: str) -> Callable[[Class], Class]: ...
 
 
 def register(cls: Class | None = None, *, name: str | None = None) -> Class | Callable[[Class], Class]:
-    """Give a dataclass or module the name under which fits that hold one are saved: that of the class by default.
+    """Register a dataclass or module under a name for saving, by default that of the class.
 
-    A name is for ever: old files know it. Registering a name again, as a notebook does when a cell runs twice, replaces
-    the class.
+    Names must not change, since old files use them. Registering a name again, as a notebook does when a cell runs
+    twice, replaces the class.
     """
 
     def with_name(cls: Class) -> Class:
@@ -58,7 +58,7 @@ def registered_name(cls: type) -> str | None:
 
 
 def to_plain(value, arrays: list[np.ndarray]):
-    """`value` as JSON can hold it; arrays are appended to `arrays` and stand there by their index."""
+    """`value` in a form for JSON; arrays are appended to `arrays` and replaced by their index."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
@@ -82,7 +82,7 @@ def to_plain(value, arrays: list[np.ndarray]):
 
 
 def from_plain(plain, arrays: list[np.ndarray], latents: dict[str, Latent] | None = None):
-    """The value that `to_plain` took; latents are those of `latents` where they have these names and shapes."""
+    """The value that `to_plain` converted; latents are taken from `latents` where names and shapes match."""
     if not isinstance(plain, dict):
         return plain
     again: Callable = lambda item: from_plain(item, arrays, latents)  # noqa: E731
@@ -108,7 +108,7 @@ def from_plain(plain, arrays: list[np.ndarray], latents: dict[str, Latent] | Non
         )
     made = object.__new__(cls)
     for name, value in plain["fields"].items():
-        # Past frozen classes and their own checks: what was saved had passed them.
+        # Bypass frozen classes and their checks, which the saved object had passed.
         object.__setattr__(made, name, again(value))
     return made
 
@@ -122,7 +122,7 @@ def _plain_latent(latent: Latent, arrays) -> dict:
 
 
 def _read_latent(plain: dict, again, latents: dict[str, Latent]) -> Latent:
-    """One latent: the same object wherever it stands, since latents are compared by identity."""
+    """One latent, always the same object for the same name, since latents are compared by identity."""
     name, shape, dtype = plain["latent"], tuple(plain["shape"]), np.dtype(plain["dtype"])
     support, known = again(plain["support"]), latents.get(name)
     if known is not None:

@@ -1,7 +1,7 @@
-"""Progress: a line that is redrawn in a terminal or a notebook, and now and then a plain line in a log file.
+"""Progress: a line that is redrawn in a terminal or a notebook, or occasional plain lines in a log file.
 
-The run reports after each chunk of steps or round of climbing; displays drop what comes faster than eyes can follow, so
-that showing costs next to nothing, and the computation is the same with and without.
+The run reports after each advance; displays drop reports that come too fast, so that the cost is negligible. The
+computation is the same with and without progress.
 """
 
 import contextlib
@@ -17,15 +17,15 @@ from curvi.record.counts import CallCounts
 from curvi.record.history import Row
 
 _REDRAW_SECONDS = 0.125
-_LOG_SECONDS = 10.0  # between lines of a log file; fits that are shorter leave none
+_LOG_SECONDS = 10.0  # between lines of a log file; shorter fits write none
 
 
 @runtime_checkable
 class Progress(Protocol):
-    """What a run tells its display."""
+    """The interface of a display for a run."""
 
     def show(self, taken: int, row: Row, counts: CallCounts) -> None:
-        """After some steps: their number so far, what the history keeps of the last one, the calls so far."""
+        """Show the number of steps so far, the history row of the last one, and the evaluations so far."""
         ...
 
 
@@ -38,7 +38,7 @@ class Silent:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """One report of a run, ready to be put into words."""
+    """One progress report of a run."""
 
     taken: int
     limit: int
@@ -81,16 +81,16 @@ def _duration(seconds: float) -> str:
 
 
 class Reporter:
-    """Makes reports of what a run tells, and hands on those that are due.
+    """Makes reports from the messages of a run, and passes on those that are due.
 
     Parameters
     ----------
     limit
-        Most steps of the run.
+        Largest number of steps of the run.
     draw
         Takes a `Report`.
     every
-        Least seconds between reports that are handed on. The first waits as long.
+        Least number of seconds between reports, and before the first.
     """
 
     def __init__(self, limit: int, draw: Callable[[Report], object], every: float):
@@ -100,8 +100,8 @@ class Reporter:
 
     def show(self, taken: int, row: Row, counts: CallCounts) -> None:
         now = time.perf_counter()
-        # Steps that the fit may still take, at the pace of the last ones; it ends earlier where it converges. What
-        # passed before the first report was compilation.
+        # Time for the remaining steps at the pace of the last ones; the fit ends earlier if it converges. The time
+        # before the first report was compilation.
         known = taken > self.last_taken > 0
         left = (self.limit - taken) * (now - self.last_time) / (taken - self.last_taken) if known else np.inf
         self.last_time, self.last_taken = now, taken
@@ -117,7 +117,7 @@ class Reporter:
 
 @contextlib.contextmanager
 def open_progress(visible: bool, limit: int, tolerance: float, file: TextIO | None = None) -> Iterator[Progress]:
-    """A display for a run of at most `limit` steps: on `file`, or wherever standard error leads."""
+    """A display for a run of at most `limit` steps: on `file`, or on standard error."""
     if not visible:
         yield Silent()
         return
@@ -175,7 +175,7 @@ def _notebook_display() -> Callable | None:
 
 @contextlib.contextmanager
 def _notebook(show: Callable, limit: int) -> Iterator[Progress]:
-    # One output that is updated in place; it needs no widgets, and stays readable in a saved notebook.
+    # One output updated in place needs no widgets, and stays readable in a saved notebook.
     handle = show({"text/plain": "curvi  compiling"}, raw=True, display_id=True)
 
     def draw(report: Report):

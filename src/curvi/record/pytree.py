@@ -1,7 +1,7 @@
-"""Frozen dataclasses that JAX sees as trees of arrays.
+"""Frozen dataclasses that are JAX pytrees.
 
-Equinox's modules are that and more, but take fifty times as long to make: what is made at every step of a host loop is
-one of these.
+Equinox modules offer more, but take fifty times as long to construct: objects made at every step of a host loop use
+these instead.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ Class = TypeVar("Class", bound=type)
 
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
 def pytree(cls: Class) -> Class:
-    """Make a class a frozen dataclass and a pytree; fields made by `static` belong to its structure."""
+    """The class as a frozen dataclass and a pytree; fields made by `static` belong to its structure."""
     frozen = dataclasses.dataclass(frozen=True)(cls)
     fields = dataclasses.fields(frozen)
     static = [field.name for field in fields if field.metadata.get("static", False)]

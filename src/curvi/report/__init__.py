@@ -1,1 +1,1 @@
-"""How results are shown."""
+"""Display of results."""

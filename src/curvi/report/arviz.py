@@ -47,7 +47,7 @@ def _arviz():
 
 
 def _is_old(module) -> bool:
-    """Whether this is ArviZ 0.x, whose `from_dict` takes a keyword a group."""
+    """Whether this is ArviZ 0.x, whose `from_dict` takes one keyword per group."""
     return module.__name__ == "arviz" and int(module.__version__.split(".")[0]) < 1
 
 
@@ -56,7 +56,7 @@ def _chains(group: dict) -> dict[str, np.ndarray]:
 
 
 def _attributes(fit: "Fit") -> dict:
-    """How the fit ended, as numbers and words that NetCDF can hold."""
+    """The outcome of the fit, as numbers and strings for NetCDF."""
     return {
         "inference_library": "curvi",
         "inference_library_version": VERSION,

@@ -1,4 +1,4 @@
-"""A fit as one self-contained HTML page: the verdict first, then what it rests on. No script, no network."""
+"""A fit as one self-contained HTML page: the verdict first, then the details. No script, no network."""
 
 import platform
 from html import escape
@@ -78,7 +78,7 @@ def _progress(fit: "Fit") -> str:
         return _section("Progress", "<p>No step was taken.</p>")
     elbo = np.asarray(history.elbo, float)
     finite = elbo[np.isfinite(elbo)]
-    # The first steps may lie thousands of nats below, and would leave a flat line.
+    # The first steps may lie thousands of nats below, which would flatten the rest of the curve.
     floor = None
     if len(finite):
         late = finite[len(finite) // 2 :]
@@ -106,7 +106,7 @@ def _progress(fit: "Fit") -> str:
 
 
 def _gains(history: History) -> tuple[np.ndarray, str, str]:
-    """The column of the history that tells how far the climb was from its end, its name, and what it is."""
+    """The best available column of the history for the remaining gain, its name, and its description."""
     if np.any(np.isfinite(history.remaining_gain)):
         return history.remaining_gain, "Remaining gain", "Nats left to gain at the q of each step, freed of noise."
     if np.any(np.isfinite(history.predicted_gain)):
@@ -144,7 +144,7 @@ def _posterior(fit: "Fit", table: Summary) -> str:
 
 
 def _widening(table: Summary) -> str:
-    """In words, what linear response changes."""
+    """A sentence on how linear response changes the sds."""
     with np.errstate(invalid="ignore", divide="ignore"):
         ratio = table.columns[RESPONSE_SD] / table.columns[SD]
     if not np.any(np.isfinite(ratio)):
@@ -251,7 +251,7 @@ def _word(fit: "Fit") -> str:
 
 
 def _sentence(words: str) -> str:
-    # q keeps its small letter.
+    # q stays in lower case.
     first = words[:1] if words.startswith("q ") else words[:1].upper()
     return first + words[1:] + ("" if words.endswith(".") else ".")
 
@@ -261,7 +261,7 @@ def _with_error(value: float, error: float) -> str:
 
 
 def _try(compute):
-    """What `compute` returns and no words, or nothing and why not."""
+    """The result of `compute` and an empty string, or None and the reason."""
     try:
         return compute(), ""
     except ValueError as error:

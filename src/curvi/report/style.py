@@ -1,6 +1,6 @@
-"""The style sheet of the report: one column on a phone, two on a desk, light or dark as the reader's system is."""
+"""The style sheet of the report: one column on a phone, two on a desktop, light or dark as the reader's system."""
 
-# Okabe and Ito's blue and vermilion, which colour-blind readers can tell apart; lighter ones on dark.
+# Okabe and Ito's blue and vermilion, suitable for colour-blind readers; lighter ones on dark.
 STYLE = """\
 :root { --ink: #1b1f24; --quiet: #5b6470; --paper: #ffffff; --card: #f5f6f8; --rule: #dde1e6;
   --blue: #0072b2; --red: #d55e00; --good: #009e73; --usable: #8fbf4d; --poor: #e69f00; --useless: #c0392b; }

@@ -1,6 +1,6 @@
 """Small charts as SVG text: lines over time, intervals, a gauge. No script, no font, no library.
 
-Charts are drawn 360 units wide, so that their text can be read on a phone and scales up elsewhere; colours are classes
+Charts are 360 units wide, so that their text is readable on a phone and scales up elsewhere; colours are classes
 of the page's style sheet.
 """
 
@@ -18,7 +18,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 10, 12, 36
 
 @dataclasses.dataclass(frozen=True)
 class Scale:
-    """A linear or logarithmic map from values to places."""
+    """A linear or logarithmic map from values to positions."""
 
     low: float
     high: float
@@ -41,7 +41,7 @@ class Scale:
 
 
 def even_ticks(low: float, high: float, most: int = 5) -> list[float]:
-    """Round values from `low` to `high`, at most `most` and a few."""
+    """Round values from `low` to `high`, at most `most` intervals."""
     step = 10 ** math.floor(math.log10((high - low) / most))
     step *= next(factor for factor in (1, 2, 5, 10) if (high - low) / (factor * step) <= most)
     first = math.ceil(low / step - 1e-9)
@@ -49,7 +49,7 @@ def even_ticks(low: float, high: float, most: int = 5) -> list[float]:
 
 
 def log_ticks(low: float, high: float, most: int = 5) -> list[float]:
-    """Powers of ten; one, two and five times as much where there are few."""
+    """Powers of ten, and also two and five times these if there are few."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     every = max(1, math.ceil((last - first) / most))
     factors = (1, 2, 5) if last - first <= 2 else (1,)
@@ -70,7 +70,7 @@ def short(value: float) -> str:
 
 
 def frame(height: float, label: str, parts: Sequence[str]) -> str:
-    """An SVG element with its parts; `label` is what a screen reader says."""
+    """An SVG element with its parts; `label` is for screen readers."""
     body = "\n".join(parts)
     return (
         f'<svg viewBox="0 0 {WIDTH} {height:g}" role="img" aria-label="{escape(label, quote=True)}" '
@@ -84,7 +84,7 @@ def text(x: float, y: float, words: str, anchor: str = "start", kind: str = "") 
 
 
 def tick_label(x: float, y: float, words: str) -> str:
-    """Words under a tick, moved inwards where they would be cut off."""
+    """A label under a tick, moved inwards if it would be cut off."""
     half = 3.7 * len(words) + 1
     return text(min(max(x, half), WIDTH - half), y, words, "middle")
 
@@ -96,7 +96,7 @@ def line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
 def line_chart(x, y, *, label: str, x_name: str, log: bool = False, floor=None, level=None, level_name="") -> str:
     """A line with points of y over x, and optionally a level line with a name.
 
-    `floor` is the lowest value shown: what lies below is cut off at the edge.
+    `floor` is the lowest value shown: lower values are clipped to the edge.
     """
     height = 210
     x, y = np.asarray(x, float), np.asarray(y, float)
@@ -106,7 +106,7 @@ def line_chart(x, y, *, label: str, x_name: str, log: bool = False, floor=None, 
         return frame(60, label, [text(WIDTH / 2, 34, "nothing finite to show", "middle", "quiet")])
     values = y if level is None else np.append(y, level)
     low, high = _spread(values.min() if floor is None else max(values.min(), floor), values.max(), log)
-    # From zero, unless most of the picture would be empty.
+    # Start at zero, unless most of the chart would be empty.
     begin, end = float(x.min()), float(x.max())
     begin = begin if begin > 0.4 * end and end > begin else 0.0
     across = Scale(begin, end if end > begin else begin + 1.0, _LEFT, WIDTH - _RIGHT)
@@ -130,7 +130,7 @@ def line_chart(x, y, *, label: str, x_name: str, log: bool = False, floor=None, 
 
 
 def _level_words(places, level: float, bottom: float, words: str) -> str:
-    """The name of a level line, at the end and on the side of it where the curve is least in the way."""
+    """The name of a level line, at the end and on the side where it overlaps the curve least."""
     xs, ys = np.array(places).T
     dense = np.linspace(xs[0], xs[-1], 200)
     curve, width = np.interp(dense, xs, ys), 6 * len(words)
@@ -148,7 +148,7 @@ def _level_words(places, level: float, bottom: float, words: str) -> str:
 
 
 def _spread(low: float, high: float, log: bool) -> tuple[float, float]:
-    """The ends with some room around: enough for the labels of an axis to differ in their first digits."""
+    """The ends with a margin, large enough for axis labels to differ in their first digits."""
     if log:
         return low / 1.5, max(high, low * 10) * 1.5
     if high == low:
@@ -183,7 +183,7 @@ def intervals(rows: Sequence[tuple[str, float, tuple[float, float], tuple[float,
 
 
 def gauge(value: float, zones: Sequence[tuple[float, str, str]], label: str) -> str:
-    """A marker on a bar of zones: (upper end, class, words); values beyond the ends stand at the ends."""
+    """A marker on a bar of zones: (upper end, class, words); values beyond the ends are placed at the ends."""
     height, low, high = 78, 0.0, zones[-1][0]
     across = Scale(low, high, 12, WIDTH - 12)
     parts, begin = [], low

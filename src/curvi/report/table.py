@@ -1,4 +1,4 @@
-"""The posterior as a table: one row a scalar, with the sds of q and of linear response side by side."""
+"""The posterior as a table: one row per scalar, with the sds of q and of linear response side by side."""
 
 import dataclasses
 from typing import TYPE_CHECKING
@@ -18,16 +18,16 @@ MEAN, SD, RESPONSE_SD, ERROR = "mean", "sd (mean field)", "sd (linear response)"
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """A table of posterior summaries; printed, it fits a terminal.
+    """A table of posterior summaries, printed to fit a terminal.
 
     Attributes
     ----------
     labels
-        One name a row: "beta[3]".
+        One name per row: "beta[3]".
     columns
         Arrays by heading, in the order in which they are shown.
     notes
-        What a reader must know of the columns, and which were left out and why.
+        Remarks on the columns, and the reasons for missing ones.
     """
 
     labels: tuple[str, ...]
@@ -76,7 +76,7 @@ class Summary:
 
 
 def summarise(fit: "Fit", probabilities=(0.05, 0.5, 0.95)) -> Summary:
-    """The summary of a fit. Where linear response is refused its column is left out, and a note says why."""
+    """The summary of a fit. If linear response is not available, its column is left out, and a note says why."""
     mean, sd, quantiles = fit.mean(), fit.sd(), fit.quantiles(probabilities)
     shapes = {name: value.shape for name, value in mean.items()}
     columns, notes = {MEAN: _flat(mean), SD: _flat(sd)}, []
@@ -107,7 +107,7 @@ def _flat(values: dict[str, np.ndarray]) -> np.ndarray:
 
 
 def number(value: float) -> str:
-    """Four significant digits, aligned where that is short."""
+    """The value with four significant digits, in fixed-point notation if that is short."""
     if not np.isfinite(value) or value == 0:
         return f"{value:g}"
     size = int(np.floor(np.log10(abs(value))))

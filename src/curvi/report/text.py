@@ -1,4 +1,4 @@
-"""A fit on one screen: how it ended and why, what it found, what it cost, what to do next."""
+"""A fit on one screen: outcome, results, cost, and what to do next."""
 
 import textwrap
 from typing import TYPE_CHECKING
@@ -29,9 +29,9 @@ _NEXT = {
 
 
 def next_step(fit: "Fit", khat: float | None, page: bool = False) -> str:
-    """What to do next; `page` where the report is already there."""
+    """What to do next; with `page`, without suggesting the report."""
     if fit.outcome is Outcome.NON_FINITE and fit.q.params.dtype == np.float32:
-        # In single precision a factorisation may fail that in double precision does not.
+        # A factorisation may fail in single precision but not in double precision.
         return f"{_NEXT[Outcome.PRECISION]}; then {_NEXT[Outcome.NON_FINITE]}"
     if not fit.converged:
         return _NEXT[fit.outcome]
@@ -41,7 +41,7 @@ def next_step(fit: "Fit", khat: float | None, page: bool = False) -> str:
 
 
 def verdict(fit: "Fit") -> str:
-    """The screen; computes k-hat, once a fit."""
+    """The text of the screen; computes k-hat, once per fit."""
     try:
         khat, why = fit.khat, ""
     except ValueError as error:
@@ -66,7 +66,7 @@ def verdict(fit: "Fit") -> str:
 
 
 def khat_line(khat: float) -> str:
-    """k-hat with what it means."""
+    """k-hat with its meaning."""
     words = khat_meaning(khat)
     return f"{khat:.2f}, {words}" if np.isfinite(khat) else words
 

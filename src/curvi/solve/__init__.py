@@ -1,4 +1,4 @@
-"""Solvers of a symmetric linear system (operator) x = rhs, one method a file; each says how it ended."""
+"""Solvers of a symmetric linear system (operator) x = rhs, one method per file; each returns its outcome."""
 
 from curvi.solve.cg import CG as CG
 from curvi.solve.dense import Dense as Dense

@@ -1,4 +1,4 @@
-"""Scheme I, Option II of the paper: conjugate gradients on equation 16, one product a step."""
+"""Scheme I, Option II of the paper: conjugate gradients on equation 16, one product per step."""
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -19,11 +19,11 @@ class CG(Solver):
     tolerance
         Stop when the relative residual is below it; half the digits of the dtype by default.
     max_steps
-        Products allowed; ten times the number of parameters by default, since rounding delays the end that
-        exact arithmetic reaches in one times it.
+        Largest number of products; ten times the number of parameters by default, since rounding delays the
+        convergence that exact arithmetic reaches in that number.
     preconditioner
-        A positive definite `BlockDiagonal` near the operator; the Fisher blocks, to which -H tends as q nears
-        the posterior. The first step is then along the natural gradient.
+        A positive definite `BlockDiagonal` close to the operator, such as the Fisher blocks, to which -H tends as q
+        approaches the posterior. The first step is then along the natural gradient.
 
     Notes
     -----
@@ -53,9 +53,9 @@ class CG(Solver):
         precondition = None if self.preconditioner is None else self.preconditioner.solve
         tolerance = default_tolerance(self.tolerance, rhs.dtype)
         max_steps = 10 * operator.size if self.max_steps is None else self.max_steps
-        # The residual of the recursion drifts from the true one, which decides the outcome: stop a bit lower.
+        # The recursive residual drifts from the true one, which decides the outcome: stop slightly lower.
         target = 0.9 * tolerance
-        # A right-hand side of norm 1: products of residuals underflow in float32 for norms below 1e-19.
+        # Normalise the right-hand side: products of residuals underflow in float32 for norms below 1e-19.
         size = norm(rhs)
         unit = rhs / jnp.where(size == 0, 1, size)
         found = truncated_cg(
@@ -70,7 +70,7 @@ class CG(Solver):
         code = jnp.where(found.bad, SolveOutcome.BAD_PRECONDITIONER, code).astype(jnp.int32)
         ran_out = (code == SolveOutcome.SOLVED) & (norm(found.rest) > target)
         code = jnp.where(ran_out, SolveOutcome.MAX_STEPS, code)
-        # At the first step there is no iterate yet: the direction itself, M^-1 b, is the answer.
+        # At the first step there is no iterate yet: return the direction M^-1 b.
         first = found.negative & ~found.bad & (found.num_products == 1)
         x = jnp.where(first, found.direction, found.x)
         return conclude(operator, rhs, size * x, found.num_products, code, tolerance)

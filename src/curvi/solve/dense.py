@@ -1,4 +1,4 @@
-"""The dense method: the matrix is written down, O(P^2) memory and O(P^3) time (the paper's Algorithm 0)."""
+"""The dense method: the matrix is formed, O(P^2) memory and O(P^3) time (the paper's Algorithm 0)."""
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -21,14 +21,14 @@ class Dense(Solver):
         is MODIFIED when any eigenvalue was changed.
     floor
         Smallest eigenvalue kept, relative to the largest in magnitude; P times the precision of the dtype by
-        default: what lies below is rounding.
+        default, since smaller ones are rounding errors.
     tolerance
         Relative residual up to which the outcome is SOLVED; half the digits of the dtype by default.
 
     Notes
     -----
-    The paper's Algorithm 0 inverts the estimated Hessian as it is. The estimate need be neither invertible
-    nor definite, and then its Newton step may lead downhill. Forming the matrix counts as P products.
+    The paper's Algorithm 0 inverts the estimated Hessian as it is. The estimate may be singular or indefinite,
+    and then its Newton step may decrease the ELBO. Forming the matrix counts as P products.
     """
 
     definite: bool = eqx.field(static=True, default=False)

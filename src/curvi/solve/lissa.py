@@ -20,10 +20,10 @@ from curvi.solve.system import check_system, conclude, norm
 
 @register
 class LiSSA(Solver):
-    """Solve a positive definite system by the stochastic series, O(P) memory and one copy a step.
+    """Solve a positive definite system by the stochastic series, O(P) memory and one copy per step.
 
-    With a `key` and a `Sampled` operator every step draws fresh copies; otherwise it repeats the operator as
-    given, and agrees with dense algebra. `x` is the last iterate: picking the best of several would bias it.
+    With a `key` and a `Sampled` operator every step draws fresh copies; otherwise it uses the operator as
+    given, and agrees with a dense solve. `x` is the last iterate: picking the best of several would bias it.
 
     Attributes
     ----------
@@ -33,7 +33,7 @@ class LiSSA(Solver):
         C0; by default `safety` times the largest norm of `num_norm_copies` copies (or of the operator, where
         nothing is drawn), each found by `num_power_steps` power iterations.
     safety
-        Power iteration finds a norm from below, and later draws may exceed the ones seen.
+        Factor on the norm: power iteration underestimates it, and later draws may exceed earlier ones.
     num_copies
         Copies averaged in each step.
     tolerance
@@ -48,11 +48,11 @@ class LiSSA(Solver):
     Notes
     -----
     Unbiasedness needs copies that are independent of each other and of g, and no early stop (`tolerance=0`).
-    It says nothing of the variance, which stays bounded if v'E[X^2]v < 2 C0 v'Av for all v. For positive
+    It does not bound the variance, which stays bounded if v'E[X^2]v < 2 C0 v'Av for all v. For positive
     semidefinite copies of norm at most N, C0 > N / 2 is enough: hence the norm of the copies, not that of the
     mean as in the paper. Score copies are indefinite and much larger than their mean, and for them no
-    multiple of the norm is sure to be enough: average many draws in a copy, damp, and heed DIVERGED. The
-    paper's X_i leaves out the entropy and has the sign of a maximisation: pass -H plus damping.
+    multiple of the norm is always sufficient: average many draws per copy, add damping, and check for DIVERGED.
+    The paper's X_i omits the entropy and has the sign of a maximisation: pass -H plus damping.
 
     References
     ----------
@@ -103,7 +103,7 @@ class LiSSA(Solver):
             end = jnp.minimum(start + self.check_every, self.depth)
             y = jax.lax.fori_loop(start, end, lambda j, y: rhs + y - product(j, y) / scale, y)
             error = norm(rhs - operator.mv(y / scale))
-            # A comparison with a number that is not finite is false: overflow ends as DIVERGED.
+            # Comparisons with NaN are false, so overflow ends as DIVERGED.
             code = jnp.where(error <= self.growth * size, SolveOutcome.MAX_STEPS, SolveOutcome.DIVERGED)
             code = jnp.where(error <= self.tolerance * size, SolveOutcome.SOLVED, code).astype(jnp.int32)
             return end, y, jnp.where(error < least, y, best), jnp.fmin(error, least), code
@@ -131,7 +131,7 @@ class LiSSA(Solver):
         return lambda v: sum(copy.mv(v) for copy in copies) / self.num_copies
 
     def _scale(self, operator, rhs, keys):
-        # An irregular start, the same on every call: g itself may be orthogonal to the largest eigenvector.
+        # A fixed irregular start: g itself may be orthogonal to the leading eigenvector.
         start = jnp.cos(jnp.arange(1, rhs.shape[0] + 1, dtype=rhs.dtype) ** 2)
 
         def spectral_norm(product):

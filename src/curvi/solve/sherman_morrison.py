@@ -5,8 +5,8 @@ With A_0 block diagonal and A_k = A_{k-1} + w_k u_k u_k', equation 15 with u = w
     A_k^-1 b = A_{k-1}^-1 b - (w_k / d_k) (u_k' A_{k-1}^-1 b) A_{k-1}^-1 u_k,
          d_k = 1 + w_k u_k' A_{k-1}^-1 u_k.
 
-No inverse is written down: x = A_k^-1 b and the rows of Y = (A_k^-1 U')' are brought from k - 1 to k
-together, O(S P) memory and O(S^2 P) time. (The paper's O(d^2) per draw is that of updating a whole inverse.)
+No inverse is formed: x = A_k^-1 b and the rows of Y = (A_k^-1 U')' are updated together from k - 1 to k, in
+O(S P) memory and O(S^2 P) time. (The paper's O(d^2) per draw is that of updating a whole inverse.)
 """
 
 import jax
@@ -33,10 +33,10 @@ class ShermanMorrison(Solver):
     Notes
     -----
     By the matrix determinant lemma d_k = det A_k / det A_{k-1}: it vanishes when an *intermediate* matrix is
-    singular. With weights of both signs the eigenvalues travel back and forth across zero as the draws are
-    added, so this can happen although A_0 and the final matrix are both well conditioned. For the same reason
+    singular. With weights of both signs the eigenvalues may cross zero repeatedly as the draws are added,
+    so this can happen although A_0 and the final matrix are both well conditioned. For the same reason
     the method is not backward stable: its error is governed by the worst conditioned A_k, and rounding errors
-    made there are never repaired. `Woodbury` needs A_0 and the final matrix alone. With positive weights and
+    made there persist. `Woodbury` needs only A_0 and the final matrix. With positive weights and
     A_0 positive definite every d_k >= 1.
     """
 
@@ -56,7 +56,7 @@ class ShermanMorrison(Solver):
             x, rows, skipped = state
             u, row = form.vectors[k], rows[k]
             denominator = 1 + form.weights[k] * (u @ row)
-            # Written so that a denominator that is not a number is used, and shows in x, rather than skipped.
+            # Written so that a NaN denominator propagates to x instead of being skipped.
             skip = jnp.abs(denominator) < guard
             factor = jnp.where(skip, 0, form.weights[k] / jnp.where(skip, 1, denominator))
             return x - factor * (u @ x) * row, rows - factor * jnp.outer(matmul(rows, u), row), skipped | skip

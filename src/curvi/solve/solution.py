@@ -1,4 +1,4 @@
-"""What every solver returns: the solution of a symmetric system, its true residual and its outcome."""
+"""The result of every solver: the solution of a symmetric system, its true residual and its outcome."""
 
 from abc import abstractmethod
 from enum import IntEnum
@@ -53,16 +53,16 @@ _MESSAGES = {
 
 
 class Solution(eqx.Module):
-    """The answer of a solver.
+    """The result of a solver.
 
     Attributes
     ----------
     x
-        The solution, or what `outcome` says it is.
+        The solution, or the vector described by `outcome`.
     residual
         |b - A x| / |b|, recomputed from the operator as given; |A x| where b = 0.
     num_products
-        Products with the operator (or one of its copies), those of the residual included.
+        Products with the operator (or one of its copies), including those for the residual.
     code
         The outcome as an integer, readable under jit; compare it with members of `SolveOutcome`.
     num_draws

@@ -1,4 +1,4 @@
-"""What solvers share: the checks of a system before it is solved, and the verdict after."""
+"""Functions shared by solvers: checks of a system before it is solved, and the outcome after."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ def check_system(operator: Operator, rhs) -> Float[Array, " P"]:
     if rhs.shape != (operator.size,):
         raise ValueError(f"rhs has shape {rhs.shape}, the operator has {operator.size} rows; pass one flat vector")
     held = operator.mean if isinstance(operator, Sampled) else operator
-    # A bare function holds no array, and nothing is known of its dtype.
+    # A bare function holds no array, so its dtype is unknown.
     known = any(eqx.is_inexact_array(leaf) for leaf in jax.tree.leaves(held))
     if not jnp.issubdtype(rhs.dtype, jnp.floating) or (known and held.dtype != rhs.dtype):
         raise TypeError(
@@ -41,7 +41,7 @@ def check_system(operator: Operator, rhs) -> Float[Array, " P"]:
 
 
 def low_rank_form(operator: Operator, method: str) -> BlockLowRank:
-    """The operator as block diagonal plus low rank, or an error that names what else to use."""
+    """The operator as block diagonal plus low rank, or an error that suggests another solver."""
     form = operator.mean if isinstance(operator, Sampled) else operator
     if not isinstance(form, BlockLowRank):
         raise TypeError(f"{method} needs a BlockLowRank operator, got {type(form).__name__}; use CG, or Dense if small")
@@ -49,7 +49,7 @@ def low_rank_form(operator: Operator, method: str) -> BlockLowRank:
 
 
 def conclude(operator, rhs, x, num_products, code: Any = 0, tolerance=None, num_draws=0) -> Solution:
-    """The `Solution`: a large true residual overrides SOLVED, a number that is not finite overrides all."""
+    """The `Solution`: a large true residual overrides SOLVED, and a non-finite number overrides all."""
     scale, error = norm(rhs), norm(rhs - operator.mv(x))
     residual = jnp.where(scale > 0, error / scale, error)
     code = jnp.asarray(code, jnp.int32)

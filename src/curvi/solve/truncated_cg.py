@@ -1,11 +1,11 @@
 """Conjugate gradients that stop at the edge of a ball and at negative curvature (Steihaug 1983; Toint 1981).
 
-For A x = b the iterates grow in norm, so that the first one outside of a ball |x|^2 / 2 <= radius ends the search: x
-is cut where its last step leaves the ball. A direction with d'Ad <= 0 is followed to the edge; where there is none the
+For A x = b the iterates grow in norm, so that the first one outside a ball |x|^2 / 2 <= radius ends the search: x is
+the point where the last step leaves the ball. A direction with d'Ad <= 0 is followed to the edge; without a ball the
 search ends before it.
 
-Written once, for two runners of a `Loop`: on the host, one operation after the other in numpy, or compiled, by JAX. On
-the host nothing has to be compiled, which is most of the time of a small fit; compiled, nothing leaves the device.
+The same code runs with two kinds of `Loop`: on the host in numpy, or compiled by JAX. The host avoids compilation,
+which dominates the time of a small fit; the compiled version stays on the device.
 """
 
 from collections.abc import Callable
@@ -16,18 +16,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# Arrays of either kind; numbers, which on the host may be Python's own; and answers to questions about them.
+# Arrays of either kind; numbers, which on the host may be Python's own; and truth values.
 Array = jax.Array | np.ndarray
 Scalar = Array | float
 Truth = Array | np.bool_ | bool
-# One kind of arrays throughout: what is on the host stays there.
+# One kind of array throughout: either numpy or JAX.
 ArrayT = TypeVar("ArrayT", jax.Array, np.ndarray)
 Tree = TypeVar("Tree")
 
 
 @runtime_checkable
 class Loop(Protocol):
-    """How to choose between two values and how to repeat a step."""
+    """Selection and repetition, on the host or compiled."""
 
     @property
     def xp(self) -> ModuleType:
@@ -35,7 +35,7 @@ class Loop(Protocol):
         ...
 
     def choose(self, condition: Truth, if_true: Callable[[], Tree], if_false: Callable[[], Tree]) -> Tree:
-        """One of two values, given as functions so that the host computes only the one that it needs."""
+        """One of two values, given as functions so that the host computes only the one needed."""
         ...
 
     def repeat(self, going: Callable[[Tree], Truth], advance: Callable[[Tree], Tree], state: Tree) -> Tree:
@@ -73,14 +73,14 @@ COMPILED: Loop = _Compiled()
 
 
 class Truncated(NamedTuple):
-    """Where the search ended.
+    """The end of the search.
 
     Attributes
     ----------
     x, rest
         The iterate, and b - A x by recursion.
     direction
-        The last direction: one of negative curvature where `negative`.
+        The last direction, of negative curvature if `negative`.
     product
         rest' M^-1 rest, with M the preconditioner.
     num_products
@@ -109,9 +109,9 @@ def truncated_cg(
     radius: Scalar | None = None,
     precondition: Callable[[ArrayT], ArrayT] | None = None,
 ) -> Truncated:
-    """Search for the solution of A x = b, A given by `multiply`, for as long as `unfinished(rest, product)` holds.
+    """The result of conjugate gradients for A x = b, A given by `multiply`, while `unfinished(rest, product)` holds.
 
-    `radius` None stands for no ball at all; a ball goes with no preconditioner: its norm is that of the coordinates.
+    `radius=None` means no ball. A ball excludes a preconditioner: its norm is that of the coordinates.
     """
     xp = loop.xp
     direction = b if precondition is None else precondition(b)
@@ -142,6 +142,6 @@ def truncated_cg(
         return Truncated(x, rest, next_direction, product, at.num_products + 1, on_edge, negative, bad)
 
     no = xp.zeros((), bool)
-    # Zero times the right-hand side: a number in it that is not finite must reach x.
+    # Zero times the right-hand side, so that a non-finite number in it propagates to x.
     start = Truncated(0 * b, b, direction, b @ direction, xp.zeros((), "int32"), no, no, no)
     return loop.repeat(going, advance, start)

@@ -31,9 +31,9 @@ class Woodbury(Solver):
 
     Notes
     -----
-    Needs the block diagonal and the whole matrix to be well conditioned, but none of the matrices in between.
-    When the block diagonal is far worse conditioned than the sum (little damping in float32), digits are lost
-    in A^-1 b - A^-1 U' c that refinement cannot bring back: the residual says so.
+    The block diagonal and the whole matrix must be well conditioned, but not the intermediate matrices.
+    When the block diagonal is far worse conditioned than the sum (little damping in float32), precision is
+    lost in A^-1 b - A^-1 U' c that refinement cannot recover: the residual shows this.
     """
 
     refine: int = eqx.field(static=True, default=1)

@@ -1,13 +1,13 @@
 """Targets from NumPyro models.
 
-A model is only ever traced on abstract values: once to find its sites, once for its log density and, if it
-has deterministic sites, once for these. Nothing is sampled and nothing evaluated, so that making a target
-costs little beside compiling it. Start values on the usual supports are written down in numpy; the supports
-and starts that must be computed are, together, one small compiled program.
+A model is only traced on abstract values: once to find its sites, once for its log density and, if it has
+deterministic sites, once for these. Nothing is sampled or evaluated, so that making a target is cheap
+compared with compiling it. Start values on the usual supports are made in numpy; the supports and starts that
+must be computed form one small compiled program.
 
 NumPyro's validation compiles programs while a model runs and puts a test of the support around the density of
-every site. What is constant is checked once instead, by numpy: parameters and observations. Latents lie in
-their supports by construction. NumPyro's validation stays only where the support of an observation depends
+every site. Constant parameters and observations are checked once in numpy instead. Latents lie in their
+supports by construction. NumPyro's validation is kept only if the support of an observation depends
 on a latent, or the observation is computed in the model: there it is part of the density.
 """
 
@@ -42,21 +42,21 @@ def from_numpyro(
     """The target of a NumPyro model: the sum of the log densities of all its sites, given its arguments.
 
     Latents are the sample sites that are not observed, on their own supports, in the order of the model.
-    `deterministic` sites become the target's `outputs`. Masks, scales, conditioning and `factor` sites count
-    as they do in NumPyro. Inference starts where all unconstrained values are zero, unless `init_strategy` says
-    otherwise. Continuous latents have JAX's default floating-point type.
+    `deterministic` sites become the target's `outputs`. Masks, scales, conditioning and `factor` sites are
+    treated as in NumPyro. Inference starts where all unconstrained values are zero, unless `init_strategy` is given.
+    Continuous latents have JAX's default floating-point type.
 
     A plate with `subsample_size` gives a `MinibatchTarget` with batches of that size, drawn by curvi. It must hold
-    observations only; deterministic sites inside of it are left out.
+    observations only; deterministic sites inside it are left out.
 
-    Bits and bounded integers with one entry a row of a plate, of which every site uses row i in its own row i alone,
-    give a `FactoredTarget` whose factors are the sites and whose local latents these are. Latents that meet in
-    one site stay global.
+    Bits and bounded integers with one entry per row of a plate, whose row i affects only row i of each site, become the
+    local latents of a `FactoredTarget` whose factors are the sites. Latents that affect the same site stay
+    global.
 
     Parameters
     ----------
     model
-        A function with NumPyro primitives. It may branch on its arguments, not on the values of its sites.
+        A function with NumPyro primitives. It may branch on its arguments, but not on the values of its sites.
     *args, **kwargs
         The arguments of the model. Arrays among them become data of the target.
     init_strategy
@@ -79,7 +79,7 @@ def from_numpyro(
 
     def log_probs(model, theta, total):
         validation = contextlib.nullcontext() if sites.validate else numpyro.validation_enabled(False)
-        # Outside the model the seed sees only what has no value yet: no key is split for a latent.
+        # Outside the substitution, the seed only handles sites without a value: no key is split for a latent.
         with validation, handlers.seed(rng_seed=0):
             return compute_log_probs(model, args, kwargs, theta, sum_log_prob=total)[0]
 
@@ -114,8 +114,8 @@ def from_numpyro(
 
 @dataclasses.dataclass(frozen=True)
 class _Latent:
-    """A latent site, where its start and the leaves of its support stand in the output of the program, and whether it
-    has one entry a row of a plate.
+    """A latent site, the positions of its start and of the leaves of its support in the output of the program, and
+    whether it has one entry per row of a plate.
     """
 
     name: str
@@ -128,7 +128,7 @@ class _Latent:
 
 @dataclasses.dataclass
 class _Sites:
-    """What one abstract run tells of a model."""
+    """The sites of a model, found by one abstract run."""
 
     program: ClosedJaxpr
     latents: list[_Latent]
@@ -179,7 +179,7 @@ def _trace(model, args, kwargs):
 def _start(site):
     """The value of a latent site where its unconstrained value is zero; None for any other site.
 
-    It needs the shape and the support alone: improper priors, which cannot be sampled, have a start too.
+    It needs only the shape and the support, so improper priors, which cannot be sampled, have a start too.
     """
     if site["type"] != "sample" or site["is_observed"]:
         return None
@@ -196,15 +196,15 @@ def _start(site):
                 "from the real numbers; reparameterise the site (numpyro.handlers.reparam)"
             ) from None
         value = bijection(jnp.zeros(bijection.inverse_shape(shape)))
-    # The barrier gives the value a variable of its own, from which dependence can be followed.
+    # The barrier gives the value its own variable, from which dependence can be traced.
     return jax.lax.optimization_barrier(value)
 
 
 def _strategic_start(model, args, kwargs, strategy, known: dict) -> dict:
-    """The start that one of NumPyro's strategies gives; what it leaves open is known."""
+    """The start of one of NumPyro's strategies; discrete latents keep their `known` start."""
     if not callable(strategy):
         raise ValueError(f"init_strategy must be one of numpyro.infer.init_to_*; got {strategy!r}")
-    # Strategies draw with the key of the site, which the seed must have set before.
+    # Strategies draw with the key of the site, which the seed handler must have set.
     substituted = handlers.substitute(handlers.seed(model, rng_seed=0), substitute_fn=strategy)
     trace = _trace(substituted, args, kwargs)
     discrete = {name for name in known if supports_of.is_discrete(trace[name]["fn"].support)}
@@ -218,7 +218,7 @@ def _strategic_start(model, args, kwargs, strategy, known: dict) -> dict:
 
 
 def _refuse(name: str, site) -> None:
-    """Raise ValueError at a primitive that a target cannot carry."""
+    """Raise ValueError for a primitive that a target does not support."""
     if site["type"] in ("param", "mutable"):
         raise ValueError(
             f"site '{name}' is a numpyro.{site['type']}, which has no density; give it a prior "
@@ -243,7 +243,7 @@ def _refuse_dependent(sites: _Sites) -> None:
 
 
 def _check_constants(name: str, fn, support, value) -> None:
-    """Raise ValueError where a constant parameter or observation of a site is not allowed."""
+    """Raise ValueError if a constant parameter or observation of a site is invalid."""
     layers = [fn]
     while (base := getattr(layers[-1], "base_dist", None)) is not None:
         layers.append(base)
@@ -264,7 +264,7 @@ def _check_constants(name: str, fn, support, value) -> None:
 
 
 def _contains(constraint, value) -> bool:
-    """Whether a constant lies in a constraint; True where that cannot be told without running the model."""
+    """Whether a constant satisfies a constraint; True if that is unknown without running the model."""
     if constraint is None or constraints.is_dependent(constraint) or _is_traced((constraint, value)):
         return True
     # The value of a `factor` site is empty.
@@ -272,7 +272,7 @@ def _contains(constraint, value) -> bool:
 
 
 def _numbers(sites: _Sites) -> tuple[dict, dict]:
-    """Starts and supports by name, without tracers. What numpy cannot tell is one compiled program."""
+    """Starts and supports by name, without tracers; one compiled program computes those unknown to numpy."""
     starts, wanted = {}, []
     for latent in sites.latents:
         leaves = zip(latent.leaves_at, jax.tree.leaves(latent.support))

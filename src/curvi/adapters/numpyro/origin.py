@@ -1,4 +1,4 @@
-"""What a NumPyro model can tell beside its log density: observations, predictions, likelihoods."""
+"""Information from a NumPyro model besides its log density: observations, predictions, likelihoods."""
 
 import jax
 import numpy as np
@@ -10,7 +10,7 @@ from curvi.model.origin import Origin
 
 
 class _Unobserved(Messenger):
-    """Sites that the arguments observe are sampled all the same."""
+    """A handler that samples observed sites as well."""
 
     def process_message(self, msg):
         if msg["type"] == "sample" and msg["is_observed"]:

@@ -1,9 +1,9 @@
 """NumPyro models with discrete latents in the rows of a plate, as factors by name.
 
-The factors are the log densities of the sample sites. A discrete latent with one entry a row of a plate is local where
-each site either does not depend on it, or has an axis of rows whose entry i depends on row i of it alone. That is read
-from the traced densities (`row_dependence`), not from the plates, which only promise independence of what is sampled
-inside: a model may still turn rows round, or use them outside.
+The factors are the log densities of the sample sites. A discrete latent with one entry per row of a plate is local if
+each site either does not depend on it, or has an axis of rows whose entry i depends only on row i of it. That is read
+from the traced densities (`row_dependence`), not from the plates, which only declare independence of the sites inside:
+a model may still permute rows, or use them outside.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from curvi.model.origin import Origin
 
 
 def has_rows(site, shape) -> bool:
-    """Whether a site has one entry a row of one plate, on the last axis."""
+    """Whether a site has one entry per row of one plate, on the last axis."""
     frames = site["cond_indep_stack"]
     return len(frames) == 1 and frames[0].dim == -1 and shape == (frames[0].size,) and frames[0].size > 1
 
@@ -32,7 +32,7 @@ def factored_target(
     outputs: Callable | None = None,
     origin: Origin | None = None,
 ) -> FactoredTarget | None:
-    """The target with the local latents that were found among the candidates; None where there are none, or no other.
+    """The target with the local latents among the candidates; None if none or all latents are local.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ def factored_target(
     init, supports, outputs, origin
         As for `FactoredTarget`.
     candidates
-        Names of latents with one entry a row of a plate.
+        Names of latents with one entry per row of a plate.
     """
     if not candidates:
         return None
@@ -67,7 +67,7 @@ def factored_target(
     def log_factors(theta):
         found = dict(zip(sites, evaluate(*(theta[name] for name in names))))
         return {
-            # Where a site has no rows, no axis is that of its rows.
+            # A site without rows is summed over all axes.
             site: jnp.sum(value, tuple(axis for axis in range(value.ndim) if axis != rows_at.get(site)))
             for site, value in found.items()
         }
@@ -77,8 +77,8 @@ def factored_target(
 
 
 def _stands_apart(latent: str, touched: dict[str, dict]) -> bool:
-    """Whether a latent touches sites, and none that another touches: where rows of two meet, neither has a closed
-    form of its own.
+    """Whether a latent affects sites, and none that another latent affects: rows of two latents in one site have no
+    separate closed forms.
     """
     others = {site for name, sites in touched.items() if name != latent for site in sites}
     return bool(touched[latent]) and not touched[latent].keys() & others

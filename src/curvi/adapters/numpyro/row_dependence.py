@@ -1,8 +1,8 @@
-"""Whether every row of a result depends on the same row of a vector alone, read from a traced program.
+"""Whether every row of a result depends only on the same row of a vector, read from a traced program.
 
-The vector has one entry a row. Each intermediate result either does not depend on it, or has an axis whose entry i
-depends on row i of the vector alone, or may mix rows. Operations carry that axis along by the rules below. An operation
-without a rule mixes rows: what is not shown is not claimed.
+The vector has one entry per row. Each intermediate result either does not depend on it, or has an axis whose entry i
+depends only on row i of the vector, or may mix rows. The rules below propagate that axis through operations. An
+operation without a rule is assumed to mix rows.
 """
 
 import math
@@ -36,7 +36,7 @@ def _through(equation, given: list[Dependence]) -> list[Dependence]:
 
 
 def _called(equation) -> Jaxpr | None:
-    """The program that an equation does no more than call."""
+    """The inner program of an equation that only calls it; else None."""
     if (parameter := _CALLS.get(equation.primitive.name)) is None:
         return None
     inner = equation.params.get(parameter)
@@ -55,7 +55,7 @@ _CALLS = {
 
 
 def _agreed(axes) -> Dependence:
-    """The one axis that all dependent operands have; MIXED where they differ."""
+    """The axis common to all dependent operands; MIXED if they differ."""
     found = {axis for axis in axes if axis is not None}
     return found.pop() if len(found) == 1 else MIXED
 
@@ -67,7 +67,7 @@ def _elementwise(equation, given):
 
 
 def _along(parameter: str) -> Callable:
-    """Operations that work along one axis and keep every other as it is."""
+    """A rule for operations along one axis that leave all others unchanged."""
 
     def rule(equation, given):
         return MIXED if equation.params[parameter] in given else _agreed(given)
@@ -76,7 +76,7 @@ def _along(parameter: str) -> Callable:
 
 
 def _reduced(parameter: str) -> Callable:
-    """Operations that take axes away."""
+    """A rule for operations that remove axes."""
 
     def rule(equation, given):
         gone, axis = equation.params[parameter], given[0]
@@ -99,7 +99,7 @@ def _reshaped(equation, given):
     if equation.params["dimensions"] is not None:
         return MIXED
     old, new, axis = _shape(equation.invars[0]), _shape(equation.outvars[0]), given[0]
-    # The axis survives where it has as much before it as it had. Being longer than one it can only be one of the new.
+    # The axis is kept if the number of elements before it is unchanged. Being longer than one, its place is unique.
     for place, length in enumerate(new):
         if length == old[axis] and math.prod(new[:place]) == math.prod(old[:axis]):
             return place
@@ -115,7 +115,7 @@ def _reversed(equation, given):
 
 
 def _sliced(equation, given):
-    """Slices and padding that leave the rows as they are. Both keep the number of axes."""
+    """Slices and padding that leave the rows unchanged. Both keep the number of axes."""
     if any(dependence is not None for dependence in given[1:]):
         return MIXED
     axis, params = given[0], equation.params
@@ -133,7 +133,7 @@ def _sliced(equation, given):
 def _gathered(equation, given):
     numbers, sizes = equation.params["dimension_numbers"], equation.params["slice_sizes"]
     rank = len(_shape(equation.outvars[0]))
-    # Axes of the result are those of the indices but for the last, in order, with those of the slices between them.
+    # Axes of the result are those of the indices except the last, in order, interleaved with those of the slices.
     of_indices = [axis for axis in range(rank) if axis not in numbers.offset_dims]
     taken = (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
     of_slices = [axis for axis in range(len(sizes)) if axis not in taken]
@@ -158,7 +158,7 @@ def _contracted(equation, given):
         if axis is not None and axis in batch[side]:
             axes.append(batch[side].index(axis))
         elif axis is not None:
-            # Free axes of the two sides never coincide, so that rows on both sides do not agree, as they must not.
+            # Free axes of the two sides never coincide, so rows on both sides correctly count as mixed.
             axes.append(before + free.index(axis) if axis in free else MIXED)
         before += len(free)
     return _agreed(axes)
@@ -169,7 +169,7 @@ def _factorised(equation, given):
 
 
 def _solved(equation, given):
-    """Every matrix of a batch is solved by itself, and so is every right side of a matrix that has no rows."""
+    """Systems of a batch are independent, and so are right-hand sides of a matrix that does not depend on rows."""
     matrix, right = given
     last = len(_shape(equation.invars[1])) - 1
     if matrix is None and right == (last if equation.params["left_side"] else last - 1):

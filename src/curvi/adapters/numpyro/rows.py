@@ -1,9 +1,9 @@
-"""NumPyro models with a subsampled plate, split into what happens once and what happens in each row.
+"""NumPyro models with a subsampled plate, split into the sites outside the plate and those of each row.
 
-`numpyro.plate("rows", N, subsample_size=B)` promises that the sites inside are independent given the rest. So the log
+`numpyro.plate("rows", N, subsample_size=B)` declares that the sites inside are independent given the rest. So the log
 density is that of the sites outside plus a sum over rows of that of the sites inside, with the plate run on one row.
-NumPyro scales what is inside by N over the number of rows it runs on; that factor is taken out again, since
-`MinibatchTarget` applies its own.
+NumPyro scales the sites inside by N over the number of rows; that factor is removed again, since `MinibatchTarget`
+applies its own.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ class Subsample:
 
 
 def find_subsample(trace) -> Subsample | None:
-    """The subsampled plate of a traced model, if any. Raises ValueError where a target cannot follow it."""
+    """The subsampled plate of a traced model, if any. Raises ValueError if a target does not support it."""
     plates = [
         Subsample(name, *site["args"])
         for name, site in trace.items()
@@ -51,7 +51,7 @@ def is_within(site, plate: str) -> bool:
 
 
 class OnRow(Messenger):
-    """Runs a model with its subsampled plate on one row; only sites inside of the plate, or only those outside, count.
+    """Runs a model with its subsampled plate on one row; counts only the sites inside the plate, or only those outside.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Start values on the usual supports, written down in numpy: nothing is compiled for them."""
+"""Start values on the usual supports, in numpy and so without compilation."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +8,7 @@ from curvi.model import support as supports_of
 
 
 def known_start(support, shape):
-    """The start on a support whose bijection takes zero to a known value; None for any other."""
+    """The start on a support whose bijection maps zero to a known value; None for any other."""
     base = supports_of.elementwise(support)
     if (known := _KNOWN_STARTS.get(type(base))) is None:
         return None

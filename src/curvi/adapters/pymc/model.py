@@ -1,17 +1,17 @@
 """Targets from PyMC models (PyMC 5 and later, an extra: pip install "curvi[pymc]").
 
 The latents are the model's free variables under their own names and on their own supports, `tau` and not `tau_log__`.
-PyMC's log density is asked for at these values, without its transforms, and curvi adds the Jacobian of its own
-bijection. So results, factors and error messages speak of the variables that the user wrote, a factor may live on the
+PyMC's log density is evaluated at these values, without its transforms, and curvi adds the Jacobian of its own
+bijection. So results, factors and error messages use the variables that the user wrote, a factor may be defined on the
 support itself (a Gamma for a scale), and the PyMC and the NumPyro version of a model are the same target.
 
 Two kinds of variables keep PyMC's transform: those whose bounds depend on other variables, and those whose transform
-has no NumPyro constraint to stand for it (a packed Cholesky factor, a zero-sum vector, chained transforms). Their
+has no corresponding NumPyro constraint (a packed Cholesky factor, a zero-sum vector, chained transforms). Their
 latent is the unconstrained value under PyMC's name for it (`chol_cholesky-cov-packed__`), and the variable itself is an
 output.
 
-The graph is converted to JAX once. What PyTensor must evaluate itself, the start and constant bounds, it interprets:
-compiling it would take longer than the fit.
+The graph is converted to JAX once. PyTensor evaluates the start and constant bounds with its interpreter: compiling
+them would take longer than the fit.
 """
 
 import contextlib
@@ -34,13 +34,13 @@ def from_pymc(model) -> Target:
 
     Latents are the free variables on their own supports; deterministics become the target's `outputs`; dims, coords
     and observations are kept in `origin`, for ArviZ. Missing observations that PyMC imputes are latents
-    (`y_unobserved`). Inference starts at PyMC's initial point, which honours `initval`. Continuous latents have JAX's
-    default floating-point type, whatever PyTensor's.
+    (`y_unobserved`). Inference starts at PyMC's initial point, which respects `initval`. Continuous latents have JAX's
+    default floating-point type, not PyTensor's.
 
     Parameters
     ----------
     model
-        A `pymc.Model` with continuous free variables. The values of its data are those of now: a later
+        A `pymc.Model` with continuous free variables. The current values of its data are used: a later
         `pymc.set_data` needs a new target.
     """
     pymc = _import_pymc()
@@ -80,8 +80,8 @@ def from_pymc(model) -> Target:
 class _Variable:
     """A free variable of the model.
 
-    `value` is the input that stands for it, `constrained` the same on the model's support. They differ where PyMC's
-    transform is kept.
+    `value` is its input variable, `constrained` the same on the model's support. They differ where PyMC's transform is
+    kept.
     """
 
     name: str
@@ -105,7 +105,7 @@ def _read_variables(model) -> list[_Variable]:
             variable = _Variable(rv.name, rv, value, value, support)
         else:
             value = model.rvs_to_values[rv].type(name=get_transformed_name(rv.name, transform))
-            # Bounds may be computed from variables that came before.
+            # Bounds may be computed from earlier variables.
             (constrained,) = _replaced([transform.backward(value, *rv.owner.inputs)], known)
             variable = _Variable(value.name, rv, value, constrained, constraints.real, transform)
         known[rv] = variable.constrained
@@ -114,13 +114,13 @@ def _read_variables(model) -> list[_Variable]:
 
 
 def _support(rv, transform) -> constraints.Constraint | None:
-    """The NumPyro constraint that stands for a transform; None where PyMC's own must be kept."""
+    """The NumPyro constraint for a transform; None where PyMC's own must be kept."""
     from pymc.distributions import transforms
     from pymc.distributions.transforms import _default_transform
     from pymc.logprob.transforms import IntervalTransform
 
     if transform is None:
-        # Also for a variable whose default transform was switched off: its support is what it was.
+        # Also for a variable whose default transform was disabled: its support is the same.
         transform = _default_transform(rv.owner.op, rv)
     if transform is None:
         return constraints.real
@@ -171,7 +171,7 @@ def _terms(model, variables) -> dict:
     """The log densities of all variables at the inputs, element by element, by variable; without Jacobians."""
     from pymc.logprob.basic import conditional_logp
 
-    # conditional_logp wants a variable of its own for every value; kept transforms are put in afterwards.
+    # conditional_logp needs a separate variable for every value; kept transforms are substituted afterwards.
     stand_ins = {variable.rv: variable.rv.type() for variable in variables}
     values = {**stand_ins, **{rv: model.rvs_to_values[rv] for rv in model.observed_RVs}}
     terms = conditional_logp(values, warn_rvs=False)
@@ -185,7 +185,7 @@ def _log_likelihoods(model, variables) -> list:
 
 
 def _log_density(model, variables):
-    """ln p at the inputs, Jacobians of kept transforms included, as a scalar graph."""
+    """ln p at the inputs, including Jacobians of kept transforms, as a scalar graph."""
     values = _known_values(model, variables)
     terms = [*_terms(model, variables).values(), *_replaced(model.potentials, values)]
     for variable in variables:
@@ -196,7 +196,7 @@ def _log_density(model, variables):
 
 
 def _known_values(model, variables) -> dict:
-    """What stands for each random variable: latents on their supports, and observations."""
+    """The value of each random variable: latents on their supports, and observations."""
     observed = {rv: model.rvs_to_values[rv] for rv in model.observed_RVs}
     return {**{variable.rv: variable.constrained for variable in variables}, **observed}
 
@@ -210,7 +210,7 @@ def _output_graphs(model, variables) -> dict:
 
 
 def _replaced(graphs, values: dict) -> list:
-    """Copies of graphs in which variables have made way for others."""
+    """Copies of graphs with variables replaced."""
     from pytensor.graph.replace import clone_replace
 
     return clone_replace(list(graphs), values) if graphs else []
@@ -240,7 +240,7 @@ def _starts(model, variables) -> dict[str, np.ndarray]:
 
 
 def _refuse(model) -> None:
-    """Raise ValueError at what a target cannot carry."""
+    """Raise ValueError for features that a target does not support."""
     if not model.free_RVs:
         raise ValueError("the PyMC model has no free variable, so there is nothing to infer; are all of them observed?")
     for rv in model.free_RVs:
@@ -267,13 +267,13 @@ def _refuse(model) -> None:
 
 
 def _import_pymc():
-    """PyMC with its JAX conversion, JAX's configuration left as it was."""
+    """PyMC with its JAX conversion, without changing JAX's configuration."""
     try:
         import pymc
     except ImportError as error:
         raise ImportError(f'from_pymc needs PyMC 5 or later ({error}): pip install "curvi[pymc]"') from error
     if "pytensor.link.jax.dispatch" not in sys.modules:
-        # PyTensor switches 64-bit numbers on for the whole process when this is first imported.
+        # PyTensor enables 64-bit numbers for the whole process when this is first imported.
         before = jax.config.values["jax_enable_x64"]
         try:
             import pymc.sampling.jax
@@ -283,7 +283,7 @@ def _import_pymc():
 
 
 def _interpreted():
-    """PyTensor without its compilers."""
+    """A context in which PyTensor does not compile."""
     from pytensor.configdefaults import config
 
     return config.change_flags(mode="FAST_COMPILE", linker="py", cxx="")

@@ -1,4 +1,4 @@
-"""What a PyMC model can tell beside its log density: observations, dims and coords, predictions, likelihoods."""
+"""Information from a PyMC model besides its log density: observations, dims and coords, predictions, likelihoods."""
 
 import jax
 import numpy as np
@@ -14,7 +14,7 @@ def pymc_origin(model, names, inputs, terms, predictions) -> Origin:
     model
         The PyMC model.
     names, inputs
-        Names of the latents, and the PyTensor variables that stand for them.
+        Names of the latents, and their PyTensor variables.
     terms
         Takes the latents in that order, returns the log likelihoods of the observed variables, element by element.
     predictions
@@ -42,7 +42,7 @@ def pymc_origin(model, names, inputs, terms, predictions) -> Origin:
 
 
 def _value(variable):
-    """The data behind an observed variable: a constant, or shared data."""
+    """The data of an observed variable: a constant, or shared data."""
     return variable.data if hasattr(variable, "data") else variable.eval()
 
 

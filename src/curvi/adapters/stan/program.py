@@ -1,12 +1,12 @@
 """Targets from Stan programs, through PyStan's log density and gradient (an extra: pip install "curvi[stan]").
 
-Stan computes on the host, draw by draw, and has no Hessian-vector products here, so that the target is of order 1. The
+Stan computes on the host, draw by draw, without Hessian-vector products, so the target is of order 1. The
 latents are Stan's unconstrained values: an unbounded parameter under its own name, any other as `tau_unconstrained`,
 with the parameter itself, and the transformed parameters, among the outputs. Generated quantities, which may be random,
 are left out.
 
-`y ~ normal(mu, 1)` drops the constants of the density, in Stan as here: then the ELBO lacks them too. With
-`target += normal_lpdf(y | mu, 1)` it does not.
+As in Stan, `y ~ normal(mu, 1)` drops the constants of the density, so the ELBO lacks them too;
+`target += normal_lpdf(y | mu, 1)` keeps them.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ def from_stan(model, init: Mapping | None = None) -> Target:
     Parameters
     ----------
     model
-        What `stan.build(program_code, data)` of PyStan 3 returns.
+        The result of `stan.build(program_code, data)` of PyStan 3.
     init
         Values of all parameters on their own supports, by name, where inference starts; Stan's unconstrained zero if
         None.
@@ -73,9 +73,9 @@ def from_stan(model, init: Mapping | None = None) -> Target:
 
 
 class _Program:
-    """A compiled Stan program with its data, in a process of its own (see `stan_worker`).
+    """A compiled Stan program with its data, in a separate process (see `stan_worker`).
 
-    What takes `u` takes one row of unconstrained values or many, and returns as many results.
+    Methods of `u` take one row of unconstrained values or many, and return as many results.
     """
 
     def __init__(self, name: str, data: dict):
@@ -92,7 +92,7 @@ class _Program:
         self.requests.flush()
 
     def call(self, name: str, rows: list, *options) -> list:
-        """Results or exceptions, one a row."""
+        """Results or exceptions, one per row."""
         with self.lock:
             try:
                 self._send((name, rows, options))
@@ -135,7 +135,7 @@ class _Program:
 
 
 def _close(process: subprocess.Popen, requests, replies) -> None:
-    """End a worker: it leaves when its requests end."""
+    """End a worker, which exits when its requests end."""
     requests.close()
     replies.close()
     process.wait()
@@ -143,7 +143,7 @@ def _close(process: subprocess.Popen, requests, replies) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Block:
-    """One named quantity: where it stands among the constrained and, for a parameter, the unconstrained values."""
+    """One named quantity: its position among the constrained and, for a parameter, the unconstrained values."""
 
     name: str
     shape: tuple[int, ...]
@@ -179,19 +179,19 @@ class _Layout:
         return self.blocks[-1].constrained.stop
 
     def join(self, theta):
-        """Stan's flat vector of unconstrained values. Arrays of it are in the order of columns."""
+        """Stan's flat vector of unconstrained values, with arrays in column-major order."""
         return jnp.concatenate([jnp.ravel(theta[block.latent].T) for block in self.latents])
 
 
 def _read(program: _Program, names, dims) -> _Layout:
-    """The layout of the unconstrained values, found by moving them: PyStan does not tell it."""
+    """The layout of the unconstrained values, found by perturbing them, since PyStan does not provide it."""
     sizes = [int(np.prod(shape)) for shape in dims]
     # A parameter never has more unconstrained than constrained values.
     size = next((size for size in range(sum(sizes), 0, -1) if program.accepts(size)), None)
     if size is None:
         raise ValueError("the Stan program has no parameters, so there is nothing to infer")
     base, *moved = program.write(np.vstack([np.zeros(size), 0.5 * np.eye(size)]), False)
-    # The first entry that a coordinate moves belongs to its parameter.
+    # The first constrained entry that a coordinate changes belongs to its parameter.
     first = [int(np.flatnonzero(values != base)[0]) for values in moved]
     point = np.random.default_rng(0).normal(size=size)
     (image,) = program.write([point], False)
@@ -209,5 +209,5 @@ def _read(program: _Program, names, dims) -> _Layout:
 
 
 def _reshape(flat, shape):
-    """An array from Stan's order, in which the first index runs fastest."""
+    """An array from Stan's column-major order."""
     return jnp.reshape(flat, shape[::-1]).T

@@ -1,7 +1,7 @@
-"""The process in which a Stan program runs: `python stan_worker.py MODEL_NAME`, spoken to through pipes.
+"""The process in which a Stan program runs: `python stan_worker.py MODEL_NAME`, with communication through pipes.
 
 Stan's differentiation keeps its tape in the thread that loaded the program, and crashes in any other; JAX calls back
-from threads of its own. Here the program is loaded and called by one thread. This file imports neither JAX nor curvi,
+from its own threads. Here the program is loaded and called by one thread. This file imports neither JAX nor curvi,
 so that the process starts quickly.
 """
 
@@ -11,7 +11,7 @@ import sys
 
 
 def main() -> None:
-    # Programs may print: their words go to the error stream, the replies keep the pipe for themselves.
+    # Programs may print: redirect their output to the error stream, so that only replies use the pipe.
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     from httpstan.models import import_services_extension_module  # pyright: ignore[reportMissingImports]

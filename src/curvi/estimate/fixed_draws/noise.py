@@ -73,8 +73,8 @@ class NoiseSource:
         Factors that are not reparameterised are drawn at the parameters `before`. The Hessian of `expansion` serves as
         control variate.
 
-        With minibatches, each chunk has independent matched noise: the moments of the draws of every batch then match,
-        and models whose rows are quadratic have no noise.
+        With minibatches, each chunk has independent matched noise: the moments match within every batch, and models
+        whose rows are quadratic have no noise.
         """
         rng = self.generator(*stream)
         independent = num_draws // CHUNK if self.epoch else num_parts

@@ -226,7 +226,7 @@ def _own_part(buffer: Buffer, index, dtype):
 
 # -- between host and program -----------------------------------------------------------------------------------------
 
-_ARRAY = object()  # stands for an array in a structure
+_ARRAY = object()  # placeholder for an array in a structure
 
 
 def split_structure(target: AbstractTarget, q: Family):

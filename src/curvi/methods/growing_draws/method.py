@@ -1,4 +1,4 @@
-"""The default method: Newton on the ELBO of fixed draws, more of them as the noise of the answer demands."""
+"""The default method: Newton on the ELBO on fixed draws, whose number grows as the noise of the result requires."""
 
 import dataclasses
 import math
@@ -20,23 +20,23 @@ from curvi.record.plain import register
 
 _LEAST_DRAWS = 64
 _BUFFER_NUMBERS = 2**23
-_DRAWS_A_VALUE = 16  # of a discrete latent, so that each value shows
+_DRAWS_A_VALUE = 16  # per value of a discrete latent, so that each value is drawn
 
 
 @register
 class GrowingDraws(Method[GrowingState]):
-    """Trust-region Newton with pathwise curvature on fixed draws, more of them as the noise of the answer demands.
+    """Trust-region Newton with pathwise curvature on fixed draws, whose number grows as the noise requires.
 
-    Hessian products are forward over reverse; for targets of order 1, differences of gradients on the same draws.
-    Factors that are not reparameterised, those of discrete latents, keep their draws and change the weights of these:
-    their part of the gradient is the score's (`curvi.estimate.hybrid`).
+    Hessian-vector products are forward over reverse; for targets of order 1, differences of gradients on the same
+    draws. Factors that are not reparameterised, those of discrete latents, keep their draws and use importance weights,
+    which give score gradients (`curvi.estimate.hybrid`).
 
     Attributes
     ----------
     first_draws
         Draws of the first round.
     max_draws
-        Most draws of a round; None takes what a noise buffer of about 64 MB holds, between 256 and 8,192.
+        Largest number of draws of a round; None takes what a noise buffer of about 64 MB holds, from 256 to 8,192.
     """
 
     first_draws: int = eqx.field(static=True, default=64)
@@ -52,7 +52,7 @@ class GrowingDraws(Method[GrowingState]):
                 raise ValueError(f"{name} must be a power of two, at least {_LEAST_DRAWS}; got {number}")
 
     def buffer_draws(self, dimension: int, wanted: int = 0) -> int:
-        """Draws that the noise buffer holds: `wanted`, if that is more than usual and not too large."""
+        """Number of draws in the noise buffer: `wanted`, if that is more than usual and not too large."""
         if self.max_draws is not None:
             return self.max_draws
         usual = max(256, min(8192, 2 ** int(math.log2(_BUFFER_NUMBERS / dimension))))
@@ -67,7 +67,7 @@ class GrowingDraws(Method[GrowingState]):
     def advance(self, problem: Problem, state: GrowingState, key, budget: Budget) -> tuple[GrowingState, News]:
         objective = _at(self, problem, state, key)
         spent = objective.counts
-        # Overflow is met where it matters, as values that are not finite.
+        # Overflow is handled later, as values that are not finite.
         with np.errstate(all="ignore"):
             state, news = next_step(problem, objective, state, budget)
         return state, News(news.rows, objective.counts.less(spent), news.gain, news.outcome)
@@ -90,14 +90,14 @@ class GrowingDraws(Method[GrowingState]):
         return mean, error, objective.counts.less(spent)
 
 
-# Functions and not methods: Equinox makes a module of a method whenever it is looked up, a tenth of a sweep each.
+# Functions instead of methods: Equinox wraps a method in a module at each lookup, which takes a tenth of a sweep.
 
 
 def _objective(method: GrowingDraws, problem: Problem, key) -> Objective:
-    """The programs and buffers, made once a run."""
+    """The programs and buffers, made once per run."""
 
     def make() -> Objective:
-        # Four parts that each see all rows: then only the noise of the draws is left.
+        # Four parts that each use all rows, so that only the noise of the draws is left.
         capacity = method.buffer_draws(problem.q.noise_size, 4 * epoch_draws(problem.target))
         objective = Objective(problem.target, problem.q, key, capacity)
         objective.compile(np.asarray(problem.q.params, np.float64))

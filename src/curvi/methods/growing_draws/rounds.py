@@ -1,4 +1,4 @@
-"""Rounds of climbing on fixed draws, and the draws that the next round needs."""
+"""Rounds of steps (climbs) on fixed draws, and the number of draws of the next round."""
 
 import dataclasses
 import math
@@ -20,20 +20,20 @@ from curvi.methods.growing_draws.streams import FOR_CLIMBING, FOR_KICKS
 from curvi.methods.growing_draws.verdict import certificate, outcome_of_last_round, suspects
 from curvi.outcome import Outcome
 
-# A round climbs until a step promises less than this share of the tolerance: below, the draws' own error rules.
+# A round ends where the predicted gain of a step is below this share of the tolerance; the error of draws dominates.
 CLIMB_SHARE = 0.05
-# The optimum of the draws may lie this share of the tolerance from the true one before the fit asks for a certificate.
+# A certificate is attempted once the bias of the draws is below this share of the tolerance.
 _BIAS_SHARE = 0.5
-_ROUGH = 0.5  # nats: how far to climb on draws that are still to be corrected
-_LONG = 2  # products of a step in terms of the cost of a metric that would make them fewer
-_LESS_EXCESS = 4  # times the draws of a round whose control variate went astray: half the excess
-_MOVED = 1.0  # nats gained since the last expansion that make another worth its cost
+_ROUGH = 0.5  # nats: gain tolerance on draws without control variate
+_LONG = 2  # cost of a step's products, relative to that of a metric, from which the metric pays
+_LESS_EXCESS = 4  # factor for the draws after a round with a misleading control variate: halves the excess
+_MOVED = 1.0  # gain in nats since the last expansion that justifies another
 _LARGEST_REPEATED = 256  # dimensions
 _KICK = 0.1  # in sds of q
 
 
 def next_step(problem: Problem, objective: Objective, state: GrowingState, budget: Budget) -> tuple[GrowingState, News]:
-    """Begin a climb, take one step of it, or do what is to be done at its end."""
+    """The next state, after the start of a climb, one of its steps or its end; and the news."""
     if len(state.start_elbos) < problem.num_starts != 1:
         return try_start(problem, objective, state, CLIMB_SHARE * budget.tolerance, budget.num_steps)
     state, local = under_way(problem, objective, state, budget.tolerance)
@@ -48,7 +48,7 @@ def next_step(problem: Problem, objective: Objective, state: GrowingState, budge
 def under_way(
     problem: Problem, objective: Objective, state: GrowingState, tolerance: float
 ) -> tuple[GrowingState, FixedDrawsModel]:
-    """The state with a climb for this tolerance, and the local model where it stands."""
+    """The state with a climb for this tolerance, and its current local model."""
     climb = state.climb
     before = state.params if climb is None else climb.before
     round_ = (state.num_draws, state.index, state.rough)
@@ -60,7 +60,7 @@ def under_way(
         climb = Climb(before, local.value, gain_tolerance, "" if end is None else end.name)
         return state.but(climb=climb, last_draws=fixed.num_draws), local
     if climb.gain_tolerance != gain_tolerance and climb.how not in (End.BAD_START, End.MISLED):
-        # A climb that was over is so for the tolerance that it had.
+        # A climb that ended did so for its own tolerance: continue for the new one.
         return state.but(climb=Climb(before, climb.value, gain_tolerance)), local
     return state, local
 
@@ -68,7 +68,7 @@ def under_way(
 def stand_still(
     problem: Problem, objective: Objective, state: GrowingState, tolerance: float
 ) -> tuple[GrowingState, FixedDrawsModel]:
-    """The state as a verdict without further steps wants it: on corrected draws, with exact products."""
+    """The state for a certificate without further steps: with control variate and exact Hessian-vector products."""
     state, local = under_way(problem, objective, state, tolerance)
     if not local.finite():
         return state, local
@@ -81,7 +81,7 @@ def stand_still(
 def _noise_of_round(objective: Objective, state: GrowingState, before: np.ndarray) -> FixedNoise:
     stream = (FOR_CLIMBING, state.index)
     if state.rough and objective.dimension <= CHUNK // 2:
-        # Far from the optimum as few draws as match the moments will do.
+        # Far from the optimum, the fewest draws with matched moments suffice.
         return objective.noise(before, stream, CHUNK, num_parts=1, correct=False)
     return objective.noise(before, stream, state.num_draws, correct=not state.rough)
 
@@ -101,7 +101,7 @@ def _climb(problem: Problem, objective: Objective, state: GrowingState, local: F
 
 
 def _row(climbed: Climbed) -> dict:
-    """What the history keeps of a step."""
+    """The row of the history for a step."""
     local = climbed.local
     halves = local.part_means(2)
     return {
@@ -116,8 +116,8 @@ def _row(climbed: Climbed) -> dict:
 
 
 def _metric_pays(objective: Objective, climbed: Climbed, fixed: FixedNoise) -> bool:
-    """Whether conjugate gradients took so long that the Hessian at the mean, as their metric, is soon paid for."""
-    cost = 2 * -(-objective.dimension // CHUNK)  # chunks: differences of gradients in each coordinate
+    """Whether conjugate gradients took so many products that the Hessian at the mean, as metric, saves time."""
+    cost = 2 * -(-objective.dimension // CHUNK)  # in chunks, for differences of gradients in each coordinate
     return climbed.num_products * fixed.num_chunks > _LONG * cost
 
 
@@ -131,7 +131,7 @@ def expand(problem: Problem, objective: Objective, params: np.ndarray) -> dict:
 
 
 def _mend_start(problem: Problem, objective: Objective, state: GrowingState, local: FixedDrawsModel):
-    """Another start where the log density is not finite at this one."""
+    """Search for another start if the log density is not finite at this one."""
     unknown = dataclasses.replace(UNKNOWN, weights=suspects(local))
     if ran_away(objective, state):
         return state, News(gain=unknown, outcome=Outcome.NOT_A_MAXIMUM)
@@ -143,15 +143,15 @@ def _mend_start(problem: Problem, objective: Objective, state: GrowingState, loc
 
 
 def _after_climb(problem, objective: Objective, state: GrowingState, local: FixedDrawsModel, tolerance: float):
-    """What follows a climb: corrected draws, new ones, more of them, or a certificate."""
+    """After a climb: add the control variate, renew the draws, increase their number, or certify."""
     assert state.climb is not None
     end, gained = state.climb.how, local.value - state.climb.value
-    # A radius that shrank at the end of a climb says little of the next noise.
+    # A radius that shrank at the end of a climb may be too small for the next noise.
     state = state.but(radius=max(state.radius, 0.1), wants_metric=False)
     if objective.expandable and (state.rough or gained > _MOVED):
         state = state.but(**expand(problem, objective, state.params))
     if state.rough:
-        return state.but(rough=False, climb=None), News()  # the same draws, corrected
+        return state.but(rough=False, climb=None), News()  # the same draws, with control variate
     if end is End.MISLED:
         return _less_misled(problem, objective, state, local, gained), News()
     if end is End.MOVED:
@@ -175,14 +175,14 @@ def _after_climb(problem, objective: Objective, state: GrowingState, local: Fixe
 
 
 def _less_misled(problem, objective: Objective, state: GrowingState, local: FixedDrawsModel, gained: float):
-    """A round that goes on from the last q whose control variate was trusted, with one of its own.
+    """The state of a round with a new control variate at the last q where the old one was valid.
 
-    On as many draws as before while rounds make their way: the values that they set out from are fresh, and do not
-    flatter. Else on more, since they need less correction; and without any where there are no more.
+    The number of draws stays the same while rounds make progress, measured by their initial values on fresh draws.
+    Otherwise it grows, which makes the correction smaller; at the largest number the control variate is dropped.
     """
     start = local.value - gained
     on_the_way = gained > _MOVED and start > state.misled_from + _MOVED
-    if gained <= _MOVED:  # else there is a new one already
+    if gained <= _MOVED:  # else `_after_climb` has made a new expansion
         state = state.but(**expand(problem, objective, state.params))
     state = state.but(misled_from=start, index=state.index + 1, climb=None)
     if on_the_way:
@@ -192,21 +192,19 @@ def _less_misled(problem, objective: Objective, state: GrowingState, local: Fixe
 
 
 def make_exact(problem: Problem, objective: Objective, state: GrowingState) -> GrowingState:
-    """Exact Hessian products from now on, and an exact expansion where that costs little."""
+    """The state with exact Hessian-vector products, and an exact expansion where that is cheap."""
     if state.exact:
         return state
     objective.exact_products = True
     changes = {}
     if objective.expansion is not None and objective.dimension <= _LARGEST_REPEATED:
-        # At a kink the differences were wide of the mark.
+        # Near kinks the expansion from differences was inaccurate.
         changes = expand(problem, objective, state.params)
     return state.but(exact=True, **changes)
 
 
 def _more(objective: Objective, num_draws: int, bias: float, tolerance: float) -> int:
-    """Draws of the next round: the bias falls at least like 1 / draws, and by much more where moments begin to
-    match.
-    """
+    """Number of draws of the next round: the bias falls at least like 1 / draws, and faster once moments match."""
     capacity = objective.capacity
     matched = 4 * objective.dimension  # two halves, two signs, as many pairs as dimensions
     if not objective.expandable and num_draws < matched <= capacity:
@@ -220,7 +218,7 @@ def _more(objective: Objective, num_draws: int, bias: float, tolerance: float) -
 
 
 def _kick(objective: Objective, state: GrowingState, local: FixedDrawsModel) -> GrowingState:
-    """A small random step off a saddle."""
+    """The state after a small random step off a saddle."""
     shift = objective.source.generator(FOR_KICKS).standard_normal(state.params.shape)
     params = state.params + _KICK * local.spreads * shift
     return state.but(params=params, radius=1.0, kicked=True, index=state.index + 1, climb=None)

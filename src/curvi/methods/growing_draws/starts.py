@@ -1,4 +1,4 @@
-"""Several starts, and starts that lead nowhere."""
+"""Several starts, and detection of divergence."""
 
 import numpy as np
 
@@ -8,13 +8,13 @@ from curvi.methods.base import News, Problem
 from curvi.methods.growing_draws.state import GrowingState
 from curvi.methods.growing_draws.streams import FOR_CLIMBING, FOR_STARTS
 
-ENDLESS = 200  # a maximum is tens of steps away; hundreds without one in sight are a climb that does not end
-_LARGEST_EXPONENT = 0.25  # of a q that ran away, as a share of the largest number's logarithm
+ENDLESS = 200  # steps after which a climb counts as divergent; tens usually suffice
+_LARGEST_EXPONENT = 0.25  # exponent from which q counts as divergent, as a share of the log of the largest number
 _START_SPREAD = 2.0  # in unconstrained units, as NumPyro's init_to_uniform and Stan's random inits
 
 
 def ran_away(objective: Objective, state: GrowingState) -> bool:
-    """Whether the climb has no end in sight, or took q beyond all scales: a flat or unbounded density."""
+    """Whether the climb has diverged, by the number of steps or the scales of q: a flat or unbounded density."""
     if state.taken >= ENDLESS:
         return True
     largest = state.family.replace(state.params).largest_exponent()
@@ -22,7 +22,7 @@ def ran_away(objective: Objective, state: GrowingState) -> bool:
 
 
 def try_start(problem: Problem, objective: Objective, state: GrowingState, gain_tolerance: float, num_steps: int):
-    """Climb from the next of several starts on the first round's draws; after the last, go on from the best."""
+    """The state after a climb from the next of several starts on the first round's draws; keeps the best."""
     tried = len(state.start_elbos)
     given = np.asarray(problem.q.params, np.float64)
     rng = objective.source.generator(FOR_STARTS, tried)

@@ -1,4 +1,4 @@
-"""Where a climb on growing draws stands: all that its next step needs besides the problem and the key."""
+"""The state of a fit on growing draws: all that its next step needs besides the problem and the key."""
 
 import dataclasses
 
@@ -19,13 +19,13 @@ class Climb:
     Attributes
     ----------
     before
-        The parameters at which it began, and at which draws that do not follow the parameters were drawn.
+        The initial parameters, at which factors without reparameterisation were drawn.
     value
         The ELBO there, on the noise of the round.
     gain_tolerance
-        Nats: the climb is over where a step promises less.
+        Nats: the climb ends where the predicted gain of a step is smaller.
     end
-        The name of how it ended, empty as long as it goes on.
+        The name of the reason why it ended, empty while it continues.
     """
 
     before: np.ndarray
@@ -46,33 +46,33 @@ class GrowingState:
     Attributes
     ----------
     family
-        q, but for its parameters.
+        q, apart from its parameters.
     params
         Its parameters in double precision.
     radius
         The trust radius in nats.
     num_draws, index
-        Of the round: how many draws, and the index of their stream of random numbers.
+        The number of draws of the round, and the index of its random stream.
     taken, last_draws
-        Steps so far, and draws of the last of them.
+        Steps so far, and the number of draws of the last round.
     hessian, sigma
         The Hessian of ln p at the mean of an earlier q, and the scales of that q; empty where there is none.
     misled_from
-        The ELBO from which the last climb set out whose control variate went astray.
+        The initial ELBO of the last climb whose control variate was misleading.
     climb
-        The climb that is under way, or has just ended; None before a new one.
+        The current climb, or the one that has just ended; None before a new one.
     rough
-        Whether this is the first climb, on few draws that are not corrected.
+        Whether this is the first climb, on few draws without control variate.
     exact
-        Whether Hessian products are exact by now.
+        Whether Hessian-vector products are exact.
     corrects
-        Whether the Hessian at the mean serves as control variate.
+        Whether the Hessian at the mean is used as control variate.
     wants_metric
-        Whether the Hessian at the mean is to be taken before the next step: the last one took so many products.
+        Whether to compute the Hessian at the mean before the next step, because the last one took many products.
     searched, kicked
-        Whether a finite start was searched for, and whether q was kicked off a saddle.
+        Whether a finite start was searched for, and whether q was moved off a saddle.
     start_elbos
-        What each of several starts led to; empty for a single one.
+        The ELBO reached from each of several starts; empty for a single one.
     """
 
     family: Family

@@ -1,3 +1,3 @@
-"""Streams of random numbers, one a purpose."""
+"""Random streams, one per purpose."""
 
 FOR_CLIMBING, FOR_CERTIFYING, FOR_CHECKING, FOR_CONSISTENCY, FOR_STARTS, FOR_KICKS, FOR_AHEAD = range(7)

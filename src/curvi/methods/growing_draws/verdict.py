@@ -1,4 +1,4 @@
-"""The verdict: what is left to gain, whether that can be believed, and the ELBO on fresh draws."""
+"""The verdict on a fit: the remaining gain, its consistency checks, and the ELBO on fresh draws."""
 
 import dataclasses
 
@@ -20,19 +20,19 @@ from curvi.methods.growing_draws.streams import FOR_AHEAD, FOR_CERTIFYING, FOR_C
 from curvi.outcome import Outcome
 from curvi.record.history import mean_and_error
 
-_LARGEST_ERROR = 1.0  # nats: an ELBO less certain than this, and a hundredth a dimension, is of no use
-_VAGUE = 0.5  # nats: a remaining gain less certain than this after hundreds of steps is no certificate
-# Draws of the final check; fewer where dimension and with it the cost of a draw is likely to be large.
+_LARGEST_ERROR = 1.0  # nats, plus 0.01 per dimension: largest useful standard error of the ELBO
+_VAGUE = 0.5  # nats: largest standard error of a remaining gain after hundreds of steps
+# Draws of the final check; fewer in high dimensions, where draws are expensive.
 _MOST_CHECK_DRAWS, _LEAST_CHECK_DRAWS, _LARGE = 1024, 256, 64
-_AHEAD_PARTS = 8  # independent parts of the draws that judge a look ahead
+_AHEAD_PARTS = 8  # independent parts of the draws that evaluate a look ahead
 
 
 def certificate(
     problem: Problem, objective: Objective, state: GrowingState, tolerance: float, copies: tuple[np.ndarray, ...]
 ) -> tuple[Gain, FixedDrawsModel]:
-    """The remaining gain on fresh draws; where it is small, with consistency checks of what it rests on.
+    """The remaining gain on fresh draws and the local model; where the gain is small, with consistency checks.
 
-    `copies` are errors of the parameters that are known already.
+    `copies` are known copies of the error of the parameters.
     """
     stream = (FOR_CERTIFYING, state.index)
     gain, local = remaining_gain(objective, state.params, stream, state.num_draws)
@@ -55,7 +55,7 @@ def certificate(
 def outcome_of_last_round(
     problem: Problem, objective: Objective, state: GrowingState, local: FixedDrawsModel, gain: Gain, tolerance: float
 ) -> Gain:
-    """The gain of a fit that cannot have more draws, with what stands in the way of convergence as its doubt."""
+    """The gain of a fit at the largest number of draws, with the reason why it did not converge as its doubt."""
     end = None if state.climb is None else state.climb.how
     if gain.doubt is not None:
         return gain
@@ -65,10 +65,10 @@ def outcome_of_last_round(
         gain = dataclasses.replace(gain, nats=np.inf, error=np.inf)
         return dataclasses.replace(gain, doubt=Outcome.NOT_A_MAXIMUM)
     if not gain.known and objective.num_score_params:
-        # What curves upwards may be the noise of the score's curvature.
+        # The negative curvature may be noise of the score curvature.
         return dataclasses.replace(gain, doubt=Outcome.NOISE_LIMIT)
     if not gain.known or end is End.STUCK:
-        # On a smooth density some step is short enough to be predicted, unless rounding hides what it gains.
+        # On a smooth density a short enough step gains as predicted, unless rounding hides the gain.
         doubt = _smoothness(problem, objective, state, consistency.SUSPECT_DISCREPANCY)
         if doubt is not None:
             return dataclasses.replace(gain, doubt=doubt.outcome, weights=doubt.weights)
@@ -86,7 +86,7 @@ def certify_end(
     tolerance: float,
     gain_tolerance: float,
 ) -> Gain:
-    """The verdict on a fit that was stopped, wherever it stands."""
+    """The gain of a fit that was stopped at any point, with a doubt if it has not converged."""
     if not local.finite():
         return dataclasses.replace(UNKNOWN, doubt=Outcome.MAX_STEPS, weights=suspects(local))
     bias = draws_bias(local)
@@ -110,17 +110,17 @@ def certify_end(
 def _ahead(
     objective: Objective, state: GrowingState, local: FixedDrawsModel, gain: Gain, gain_tolerance: float
 ) -> Gain:
-    """A better word on what is left to gain at a q that is not the end of the climb, where one is found."""
+    """The remaining gain at a q before the end of the climb, improved by a look ahead where that succeeds."""
     stream = (FOR_AHEAD, state.taken)
-    # An answer is not worth more steps than the fit itself took.
+    # At most as many steps as the fit itself took.
     ahead = look_ahead(objective, local, state.radius, gain_tolerance, state.taken, (*stream, 0))
-    # Matched draws: their fourth moments bias a value, but hardly the difference of two.
+    # Matched draws: their fourth moments bias a value, but hardly a difference of two values.
     fresh = objective.noise(state.params, (*stream, 1), _check_draws(objective, state), _AHEAD_PARTS)
     found = gained_between(objective, state.params, ahead.params, fresh)
     if found is None or not np.all(np.isfinite([*found, ahead.left, ahead.error])):
         return gain
     gained, error = found
-    # A climb that was cut short says more than the certificate only where most of the way was seen.
+    # A truncated look ahead is better than the certificate only if it covered most of the gain.
     if not (ahead.done or ahead.left <= gained):
         return gain
     nats, error = max(gained + ahead.left, 0.0), float(np.hypot(error, ahead.error))
@@ -128,7 +128,7 @@ def _ahead(
 
 
 def suspects(local: FixedDrawsModel) -> np.ndarray:
-    """Where nothing more telling is known: where draws are not finite, or what the gradient still pulls at."""
+    """Default weights of suspects: parameters related to non-finite draws, or else the size of the gradient."""
     return np.abs(local.grad * local.spreads) if local.finite() else consistency.where_not_finite(local)
 
 
@@ -138,12 +138,12 @@ def suspects(local: FixedDrawsModel) -> np.ndarray:
 def plain_elbo(problem: Problem, objective: Objective, state: GrowingState) -> tuple[float, float]:
     """ELBO and its standard error on fresh draws."""
     local = _plain_model(problem, objective, state)
-    num_pairs = local.fixed.num_draws // 2  # independent of each other, on this noise
+    num_pairs = local.fixed.num_draws // 2  # mirrored pairs are independent of each other
     values = local.part_means(num_pairs)
     if objective.expansion is not None and isinstance(objective.path, NormalPath):
         scale = objective.path.scale(state.params)
         excess = objective.expansion.part_excess(local.fixed.parts(num_pairs), scale)[0]
-        # H0 is that of the mean, which may be far from typical: as much of it as explains the values.
+        # The mean may be far from typical draws, so H0 is scaled by the regression of the values on the excess.
         values = values - _share(values, excess) * excess
     elif isinstance(objective.path, HostPath):
         # ln q of the draws, whose mean is known: where q is the posterior, ln p - ln q does not vary.
@@ -154,14 +154,14 @@ def plain_elbo(problem: Problem, objective: Objective, state: GrowingState) -> t
 
 
 def _plain_model(problem: Problem, objective: Objective, state: GrowingState) -> FixedDrawsModel:
-    """Fresh plain draws at the current q: for consistency checks, and for the final ELBO.
+    """The local model on fresh unmatched draws at the current q, for consistency checks and the final ELBO.
 
-    Matched noise is fine for a gradient, but would bias the value itself by its fourth moments.
+    Matched noise is suitable for gradients, but its fourth moments would bias the value.
     """
 
     def make() -> FixedDrawsModel:
         num_draws = _check_draws(objective, state)
-        # What two parts say of the error of a gradient is all but zero now and then.
+        # Several parts: a standard error from two parts is sometimes almost zero.
         most = num_draws // (4 * CHUNK) if problem.target.minibatched else MOST_PARTS
         parts = max(min(num_draws // CHUNK, most), 2)
         fixed = objective.noise(state.params, (FOR_CHECKING, state.taken), num_draws, parts, match=False)
@@ -178,7 +178,7 @@ def _check_draws(objective: Objective, state: GrowingState) -> int:
 
 
 def _value_is_known(problem: Problem, objective: Objective, state: GrowingState) -> bool:
-    """Whether fresh draws agree on the value: a few may have missed a tail in which ln p falls without bound."""
+    """Whether the ELBO is known well enough: few draws may miss a tail in which ln p is unbounded below."""
     if problem.target.minibatched:
         return True
     return plain_elbo(problem, objective, state)[1] < _LARGEST_ERROR + 0.01 * objective.dimension
@@ -190,6 +190,6 @@ def _smoothness(problem: Problem, objective: Objective, state: GrowingState, lar
 
 
 def _share(values: np.ndarray, excess: np.ndarray) -> float:
-    """The multiple of `excess` that leaves the least of the values' variance."""
+    """The multiple of `excess` that, once subtracted, minimises the variance of the values."""
     spread = np.var(excess)
     return float(np.mean((values - values.mean()) * (excess - excess.mean())) / spread) if spread > 0 else 0.0

@@ -1,14 +1,14 @@
 """Second-order regression on a plate: rows of local latents in closed form, global latents by regression.
 
-For each draw of the global latents g the factors of all rows are known at every value k of their local latent, f_nk(g)
-(`factored`). The best q(z_n) given q(g) is then softmax_k E[f_nk], and with all rows at their best the ELBO is a
+For each draw of the global latents g, the factors of all rows are computed at every value k of their local latent,
+f_nk(g) (`factored`). The optimal q(z_n) given q(g) is then softmax_k E[f_nk], and with all rows optimal the ELBO is a
 function of the global parameters alone,
 
     L(G) = E[rest(g) - ln q(g)] + sum_n ln sum_k exp E[f_nk(g)],
 
-whose gradient is that of E[rest + sum_n sum_k q_n(k) f_nk - ln q(g)] at fixed q_n, found by regression on the scores of
-q(g), and whose Hessian has one term more, sum_n C_n' F_n C_n, with C_n the slopes of f_n on the scores and F_n the
-Fisher information of q_n: the Schur complement of the rows in the Hessian of all latents.
+whose gradient is that of E[rest + sum_n sum_k q_n(k) f_nk - ln q(g)] at fixed q_n, estimated by regression on the
+scores of q(g), and whose Hessian has an additional term, sum_n C_n' F_n C_n, with C_n the slopes of f_n on the scores
+and F_n the Fisher information of q_n: the Schur complement of the rows in the Hessian of all latents.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ from curvi.record.counts import CallCounts
 from curvi.record.plain import register
 from curvi.record.pytree import pytree
 
-_UNIT = 16  # draws of one compiled call
+_UNIT = 16  # draws per compiled call
 _NOISE_SHARE = 0.2
 _PATIENCE = 15
 _LEAST_VERDICT = 128
@@ -43,7 +43,7 @@ _STUCK = 1e-2  # nats
 @register
 @pytree
 class PlateEstimate:
-    """The ELBO around one global q, rows at their best: ln q of each value of each local latent."""
+    """The ELBO around one global q with optimal rows; `log_rows` is ln q of each value of each local latent."""
 
     model: DenseModel
     shrinkage: float
@@ -58,19 +58,19 @@ class PlateState:
     Attributes
     ----------
     whole
-        A q of all latents, but for its parameters.
+        A q of all latents, apart from its parameters.
     globals
         The q of the global latents.
     estimate
-        What the last draws say around it; None before the first.
+        The local estimate from the last draws; None before the first.
     trust
         The trust radius.
     size, calls
-        Draws of a batch, and compiled calls so far: the index of the next random numbers.
+        Draws of a batch, and compiled calls so far, which index the random numbers.
     refused
-        Steps refused in a row.
+        Consecutive rejected steps.
     elbo, elbo_se, gain, gain_se
-        Of the last q that was taken.
+        Values at the last accepted q.
     """
 
     whole: Family
@@ -100,13 +100,13 @@ class PlateState:
 
 @register
 class PlateRegression(Method[PlateState]):
-    """Newton's method on the global latents of a `FactoredTarget`, with its local latents at their best throughout.
+    """Newton's method on the global latents of a `FactoredTarget`, with its local latents optimal throughout.
 
     Attributes
     ----------
     first_draws, max_draws
-        Draws of the global latents in the first batch (None: a dozen more than twice their parameters) and at most;
-        both are rounded up to a multiple of 16.
+        Draws of the global latents in the first batch (None: twice the number of their parameters plus 12) and in the
+        largest; both are rounded up to a multiple of 16.
     """
 
     first_draws: int | None = eqx.field(static=True, default=None)
@@ -178,7 +178,7 @@ class PlateRegression(Method[PlateState]):
         return state, news
 
     def certify(self, problem: Problem, state: PlateState, key, tolerance: float) -> Gain:
-        """What the last batch said: every step ends with fresh draws."""
+        """The gain from the last batch: every step ends with fresh draws."""
         return Gain(state.gain, state.gain_se)
 
     def elbo(self, problem: Problem, state: PlateState, key) -> tuple[float, float, CallCounts]:
@@ -200,7 +200,7 @@ class PlateRegression(Method[PlateState]):
         return state, News(counts=draws.counts.plus(log_density=checks))
 
     def _plan(self, state: PlateState, model: DenseModel, tolerance: float) -> int:
-        """More draws where noise rules, and as many as a verdict needs where the end is near or nothing moves."""
+        """The next number of draws: more if noise dominates, and enough for a verdict near the end or if steps fail."""
         gain, _ = model.remaining_gain()
         noise, size = model.noise_gain(), state.size
         if np.isfinite(gain) and noise > max(_NOISE_SHARE * tolerance, 0.5 * gain):
@@ -211,7 +211,7 @@ class PlateRegression(Method[PlateState]):
 
 
 class _Tables:
-    """Makes tables of draws, and counts."""
+    """Makes tables of draws, and counts evaluations."""
 
     def __init__(self, target: FactoredTarget, key, calls: int):
         self.target, self.key, self.calls, self.counts = target, key, calls, CallCounts()
@@ -240,8 +240,8 @@ def _estimate(table: Table, q: Family) -> PlateEstimate:
 
 
 def _rows_curvature(table: Table, log_rows) -> np.ndarray:
-    """sum_n C_n' F_n C_n, with C_n from two half samples: the product of independent errors has no bias, while that
-    of one with itself, summed over thousands of rows, would drown the signal.
+    """sum_n C_n' F_n C_n, with C_n from two half samples: the product of independent errors has no bias, while
+    squared errors, summed over thousands of rows, would dominate the signal.
     """
     size = table.scores.shape[1]
     total = np.zeros((size, size))
@@ -256,8 +256,8 @@ def _rows_curvature(table: Table, log_rows) -> np.ndarray:
 
 
 def _verdict(table: Table, there: PlateEstimate, q: Family) -> tuple[float, float, Gain]:
-    """ELBO with its standard error, and remaining gain, from fresh draws; each half of them meets rows that were fitted
-    to the other, so that what rows gain on their own draws is not counted.
+    """ELBO with its standard error, and remaining gain, from fresh draws; each half of them uses rows fitted to the
+    other half, so that overfitting of the rows is not counted as gain.
     """
     halves = table.halves()
     response = table.joined([halves[i].response(halves[1 - i].best_rows()) for i in (0, 1)])

@@ -16,7 +16,7 @@ _LEAST_LOG_PROBABILITY = -30.0
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """A batch of global draws: scores, ln p - ln q of all but the rows, and the factors of the rows by local latent."""
+    """A batch of global draws: scores, ln p - ln q without the rows, and the factors of the rows by local latent."""
 
     scores: np.ndarray
     rest: np.ndarray
@@ -26,20 +26,20 @@ class Table:
         return bool(np.all(np.isfinite(self.rest)) and all(np.all(np.isfinite(part)) for part in self.rows.values()))
 
     def halves(self) -> "tuple[Table, Table]":
-        """Two independent tables of half the draws each: every other one."""
+        """Two independent tables of half the draws each: even and odd draws."""
         first, second = ({name: part[i::2] for name, part in self.rows.items()} for i in (0, 1))
         ends = [(self.scores[i::2], self.rest[i::2]) for i in (0, 1)]
         return Table(*ends[0], first), Table(*ends[1], second)
 
     def joined(self, halves: list[np.ndarray]) -> np.ndarray:
-        """One number a draw, from those of both halves."""
+        """One number per draw, from those of both halves."""
         out = np.empty(len(self.rest))
         for i, half in enumerate(halves):
             out[i::2] = half
         return out
 
     def optimism(self, log_rows) -> float:
-        """Nats that rows gain on average by being best for these very draws: sum_n Var_q_n(error of E f_n) / 2, the
+        """Expected overestimate in nats from fitting rows to these draws: sum_n Var_q_n(error of E f_n) / 2, with the
         error from two half samples.
         """
         total = 0.0
@@ -50,12 +50,12 @@ class Table:
         return total
 
     def best_rows(self) -> dict[str, np.ndarray]:
-        """ln q(z_n = k) of the best rows given the global q of these draws."""
+        """ln q(z_n = k) of the optimal rows given the global q of these draws."""
         means = {name: log_softmax(part.mean(0), -1) for name, part in self.rows.items()}
         return {name: log_softmax(np.maximum(part, _LEAST_LOG_PROBABILITY), -1) for name, part in means.items()}
 
     def response(self, log_rows) -> np.ndarray:
-        """ln p - ln q of each draw, summed over the values of the local latents."""
+        """ln p - ln q of each draw, averaged over the local latents under q."""
         parts = [
             np.einsum("snk,nk->s", self.rows[name], np.exp(log_q)) - np.sum(np.exp(log_q) * log_q)
             for name, log_q in log_rows.items()
@@ -93,7 +93,7 @@ def _tabulate(target: FactoredTarget, q: Family, key, index, size: int):
 
 
 def tabulate(target: FactoredTarget, q: Family, key, first: int, size: int, unit: int) -> Table:
-    """A table of `size` draws of the global q, `unit` of them in a compiled call, from call number `first` on."""
+    """A table of `size` draws of the global q, `unit` of them per compiled call, starting at call number `first`."""
     parts = []
     for index in range(first, first + size // unit):
         found = _tabulate(target, q, key, np.asarray(index, np.uint32), unit)
@@ -104,8 +104,8 @@ def tabulate(target: FactoredTarget, q: Family, key, first: int, size: int, unit
 
 
 def _without_impossible(part: np.ndarray) -> np.ndarray:
-    """Row factors (draws, rows, values) with the values that no draw allows so far below the others that q leaves them
-    its least probability, and the ELBO nothing.
+    """Row factors (draws, rows, values) where values that are impossible in all draws get a finite low value: q gives
+    them its least probability, and they do not change the ELBO.
     """
     impossible = np.all(np.isneginf(part), 0)
     if not np.any(impossible):

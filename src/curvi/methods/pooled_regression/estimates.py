@@ -1,4 +1,4 @@
-"""What a pool of draws says of the ELBO around one q, and what fresh draws say of it."""
+"""Estimates of the ELBO around one q, from a pool of draws and from fresh draws."""
 
 import dataclasses
 
@@ -16,28 +16,28 @@ from curvi.methods.pooled_regression.programs import scores_at
 from curvi.record.plain import register
 from curvi.record.pytree import pytree
 
-MAX_PRODUCTS = 512  # beyond, products are fitted on a part of the draws, by their kernel
+MAX_PRODUCTS = 512  # beyond, products are fitted on a subset of the draws, by their kernel
 MAX_ROWS = 8192
-KERNEL_ROWS = 768  # eigendecompositions take time like the cube
+KERNEL_ROWS = 768  # time of eigendecompositions is cubic
 
 
 @register
 @pytree
 class Estimate:
-    """The ELBO around one q, as a pool of draws knows it.
+    """The ELBO around one q, estimated from a pool of draws.
 
     Attributes
     ----------
     model
         Value, gradient and curvature.
     control
-        The products of scores that are taken from a response as a control variate; None for none.
+        The coefficients of products of scores that are subtracted from a response as control variates; None for none.
     shrinkage
-        How much of the regressed curvature was used.
+        The share of the regressed curvature that was used.
     residual_variance, complete
         Of the regression (`PairFit`).
     beyond, beyond_se
-        Nats that single values of discrete factors are worth beyond the model.
+        Gain in nats from single values of discrete factors beyond the model (`single_values`), and its standard error.
     """
 
     model: DenseModel
@@ -55,7 +55,7 @@ class Estimate:
 
 @dataclasses.dataclass(frozen=True)
 class Regression:
-    """How the draws of one problem are regressed on."""
+    """The settings of the regression for one problem."""
 
     products: bool
     most_rows: int
@@ -66,8 +66,8 @@ class Regression:
         layout = pair_layout(q)
         rows, curvature = slice(None), NO_CURVATURE
         if len(view.weights) > self.most_rows:
-            # More draws than the products can be fitted on: fit these on a part, and the scores on all, with the
-            # products' part taken from the response.
+            # Too many draws for the products: fit these on a subset, and the scores on all draws, with the fitted
+            # products subtracted from the response.
             rows = np.linspace(0, len(view.weights) - 1, self.most_rows).astype(int)
         part = view.scores[rows], view.ratios[rows], view.weights[rows]
         found = fit_pairs(*part, layout, products=self.products)
@@ -81,10 +81,10 @@ class Regression:
         return Estimate(model, curvature.control, shrinkage, residual, bool(found.complete), *self._beyond(q, found))
 
     def certify(self, batch: Batch, rare: Batch | None, before: Estimate) -> tuple[float, float, Gain]:
-        """ELBO with its standard error, and remaining gain, of the q of a batch that no estimate has seen.
+        """ELBO with its standard error, and remaining gain, of the q of a batch that no estimate has used.
 
         Products of scores have mean zero and no covariance with the scores, so that any fixed multiple of them may be
-        taken from the response: what the draws before say of them, as a control variate.
+        subtracted from the response: the fit on earlier draws is used as control variate.
         """
         fresh = Pool().add(batch, scores_at, 2 * MAX_ROWS, 2)
         if rare is not None:
@@ -109,5 +109,5 @@ class Regression:
 
 
 def _pair_part(scores: np.ndarray, control: np.ndarray | None):
-    """What the products explain of the response."""
+    """The part of the response explained by the products."""
     return 0.0 if control is None else pair_part(scores, control)

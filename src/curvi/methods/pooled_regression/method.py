@@ -1,9 +1,9 @@
-"""Second-order regression on pooled draws: the default where values of the log density are all there is.
+"""Second-order regression on pooled draws: the default where only values of the log density are available.
 
-Each step draws a batch from q, pools it with the batches before by importance weights, and regresses ln p - ln q on
-scores and products of scores (`curvi.estimate.pairs`): natural gradient and Hessian in one least-squares problem,
-without a derivative of the model. The small linear algebra runs on the host between compiled batches of draws, so that
-nothing is compiled anew when their number changes, and the model may as well be a Python function.
+Each step draws a batch from q, pools it with earlier batches by importance weights, and regresses ln p - ln q on scores
+and products of scores (`curvi.estimate.pairs`): natural gradient and Hessian from one least-squares problem, without
+derivatives of the model. The small linear algebra runs on the host between compiled batches of draws, so that a new
+number of draws needs no compilation, and the model may be a Python function.
 """
 
 import dataclasses
@@ -29,16 +29,16 @@ from curvi.record.counts import CallCounts
 from curvi.record.plain import register
 
 _MOST_BATCHES = 16
-# Small batches, so that steps are cheap; the pool holds what least squares needs, or is filled up.
+# Small batches make steps cheap; the pool is filled up if least squares needs more draws.
 _FIRST_BATCHES = 2
-_LEAST_ROWS, _FEW_ROWS = 1.0, 4  # effective draws: per parameter, and beyond
+_LEAST_ROWS, _FEW_ROWS = 1.0, 4  # least effective sample size: per parameter, and additional
 _FIRST_RADIUS = 4.0  # nats
-_NOISE_SHARE = 0.2  # of the tolerance: what the noise of the last step may cost
+_NOISE_SHARE = 0.2  # of the tolerance: largest expected loss from the noise of a step
 _LEAST_VERDICT = 128
-_NEAR_END = 4  # tolerances: the gain from which on the end is near
-_NEARBY = 0.5  # nats: how far q may move until rare values are looked for once more
+_NEAR_END = 4  # the end is near if the gain is below this many tolerances
+_NEARBY = 0.5  # nats: how far q may move before rare values are drawn again
 _GROWTH = 1.5
-_PATIENCE = 25  # rejections in a row, after which nothing is left to step to
+_PATIENCE = 25  # consecutive rejections after which the fit ends
 
 
 @register
@@ -50,10 +50,10 @@ class PooledRegression(Method[PooledState]):
     correction
         Whether products of scores are regressed on. Without them the step is the natural gradient, by regression.
     first_draws
-        Draws of a batch before noise asks for more; None takes four more than half the number of variational
-        parameters. The first step is made on two batches.
+        Initial number of draws of a batch; None takes half the number of variational parameters plus four. The first
+        step uses two batches.
     max_draws
-        Most draws of one batch.
+        Largest number of draws of one batch.
     """
 
     correction: bool = eqx.field(static=True, default=True)
@@ -69,7 +69,7 @@ class PooledRegression(Method[PooledState]):
                 raise ValueError(f"{name} must be an integer of at least 8; got {number!r}")
 
     def batch_draws(self, num_params: int) -> int:
-        """Draws of a batch."""
+        """The initial number of draws of a batch."""
         wanted = num_params // 2 + 4 if self.first_draws is None else self.first_draws
         return min(max(wanted, 8), self.max_draws)
 
@@ -87,7 +87,7 @@ class PooledRegression(Method[PooledState]):
         return self._step(problem, state, sampler, budget.tolerance)
 
     def certify(self, problem: Problem, state: PooledState, key, tolerance: float) -> Gain:
-        """What the last batch said: every step ends with fresh draws."""
+        """The gain from the last batch: every step ends with fresh draws."""
         return Gain(state.gain, state.gain_se)
 
     def elbo(self, problem: Problem, state: PooledState, key) -> tuple[float, float, CallCounts]:
@@ -106,7 +106,7 @@ class PooledRegression(Method[PooledState]):
             q, calls = find_start(target, q, key)
             sampler.counts = sampler.counts.plus(log_density=calls)
             batch = sampler.draw(q, 2 * state.size)
-        # Draws without a density are left out of the first estimate; a later q that has any is refused.
+        # Draws without a finite density are left out of the first estimate; later, a candidate with any is rejected.
         pool = Pool().add(batch.only(batch.finite()), scores_at, MAX_ROWS, _MOST_BATCHES)
         pool, estimate = self._estimate(problem, pool, q, sampler)
         state = self._taken(state, q, estimate, estimate.model.value, estimate.model.value_se, estimate.gain())
@@ -134,16 +134,16 @@ class PooledRegression(Method[PooledState]):
         pool = state.pool.add(batch, scores_at, MAX_ROWS, _MOST_BATCHES)
         if rare is not None:
             pool = pool.add(rare, scores_at, MAX_ROWS, _MOST_BATCHES)
-        # Both from the same pool: what the new draws teach of the old q must not count as a gain or a loss.
+        # Both estimates use the same pool, so that new information about the old q does not count as gain or loss.
         pool, here = self._estimate(problem, pool, state.q, sampler)
         pool, there = self._estimate(problem, pool, candidate, sampler)
         error = float(np.hypot(here.model.value_se, there.model.value_se)) + _rounding(state.q, here.model.value)
         accept, trust = state.trust.judge(there.model.value - here.model.value, error, predicted, divergence)
-        # Rare values were drawn at the candidate, whether that is q now or not.
+        # Rare values were drawn at the candidate, accepted or not.
         moved = (state.moved_since_rare if rare is None else 0.0) + divergence * (accept == (rare is None))
         state = state.but(pool=pool, trust=trust, calls=sampler.calls, moved_since_rare=moved)
         if not accept:
-            # What the batch taught stays: its draws are in the pool.
+            # The draws of the batch stay in the pool.
             state = state.but(estimate=here, refused=state.refused + 1)
             row = _row(here, UNKNOWN, predicted, len(batch), trust, False)
             return state, self._ended(state, News([row], sampler.counts), tolerance)
@@ -153,7 +153,7 @@ class PooledRegression(Method[PooledState]):
         if not plan.verdict:
             return state, self._ended(state, News([row], sampler.counts), tolerance)
         gain = fresh[2] if there.model.definite else UNKNOWN
-        if gain.nats <= tolerance / 2:  # its noise is what stands in the way
+        if gain.nats <= tolerance / 2:  # only its noise prevents convergence
             least = int(_GROWTH * max(plan.size, state.least_verdict))
             state = state.but(least_verdict=least if not gain.within(tolerance) else state.least_verdict)
         return state, self._ended(state, News([row], sampler.counts, gain), tolerance)
@@ -163,7 +163,7 @@ class PooledRegression(Method[PooledState]):
         return state.but(q=q, estimate=estimate, refused=0, **numbers)
 
     def _ended(self, state: PooledState, news: News, tolerance: float) -> News:
-        """News that the fit is over where nothing is left to step to, or a verdict would take too many draws."""
+        """The news, with an outcome if too many steps were rejected or a verdict would take too many draws."""
         if news.gain is not None and news.gain.within(tolerance):
             return news
         if state.refused < _PATIENCE and state.least_verdict <= _GROWTH**3 * self.max_draws:
@@ -172,8 +172,8 @@ class PooledRegression(Method[PooledState]):
         return dataclasses.replace(news, gain=known, outcome=unfinished(known, tolerance))
 
     def _plan(self, state: PooledState, estimate: Estimate, tolerance: float) -> tuple[int, Plan]:
-        """The usual size of a batch from now on, and the next batch: more draws where noise rules, rare values where
-        the end is near, then draws for a verdict.
+        """The usual size of a batch, and the plan of the next: more draws if noise dominates, rare values near the end,
+        then draws for a verdict.
         """
         gain, noise, size = estimate.gain().nats, estimate.model.noise_gain(), state.size
         num_rare = state.q.num_rare_draws
@@ -181,8 +181,8 @@ class PooledRegression(Method[PooledState]):
             return size, Plan(size)
         near = gain <= _NEAR_END * tolerance
         if near and num_rare > 0 and state.moved_since_rare > _NEARBY:
-            # A verdict is dear, and in vain where a value that hardly showed is worth much. And where such a value
-            # makes the noise, more draws that hardly show it are no remedy.
+            # Draw rare values before an expensive verdict, which fails if a rare value has a large advantage. If rare
+            # values cause the noise, more ordinary draws do not help.
             return size, Plan(size, num_rare)
         if noise > max(_NOISE_SHARE * tolerance, 0.5 * gain):
             size = min(int(_GROWTH * size), self.max_draws)
@@ -210,7 +210,7 @@ class PooledRegression(Method[PooledState]):
         return problem.once("regression", make)
 
     def _estimate(self, problem: Problem, pool: Pool, q: Family, sampler: Sampler) -> tuple[Pool, Estimate]:
-        """The estimate around q, on a pool that is filled up where it says too little there."""
+        """The estimate around q, on a pool that is filled up if its effective sample size at q is too small."""
         pool, view = pool.view(q, scores_at)
         for _ in range(_PATIENCE):
             if view.effective_size >= _LEAST_ROWS * q.num_params + _FEW_ROWS:
@@ -225,7 +225,7 @@ def _rare_share(size: int, num_rare: int) -> int:
 
 
 def _rounding(q: Family, value: float) -> float:
-    """What rounding may do to an ELBO: where the posterior lies in the family there is no other noise."""
+    """A bound on the rounding error of an ELBO, the only noise if the posterior lies in the family."""
     return 100 * float(np.finfo(q.params.dtype).eps) * max(abs(value), 1.0)
 
 

@@ -1,4 +1,4 @@
-"""What pooled regression compiles: draws with their log densities, and scores of draws."""
+"""The compiled programs of pooled regression: draws with their log densities, and scores of draws."""
 
 import equinox as eqx
 import jax
@@ -9,12 +9,12 @@ from curvi.family import Family
 from curvi.model.over_draws import over_draws
 from curvi.model.target import AbstractTarget
 
-_ROWS = 256  # rows that are scored in one compiled call
+_ROWS = 256  # rows per compiled call
 
 
 @eqx.filter_jit
 def _draw(target: AbstractTarget, q: Family, bits, key, index):
-    """The draws of q at these points, and ln p at each; a minibatched target gives each draw rows of its own."""
+    """The draws of q at these points, and ln p at each; a minibatched target uses a new batch for each draw."""
 
     def one(bits, key):
         x = q.from_uniform(bits_to_unit(bits, q.params.dtype))
@@ -35,11 +35,11 @@ def _draw_inputs(q: Family, bits):
 
 
 def draw(target: AbstractTarget, q: Family, bits, key, index):
-    """Draws of q and ln p at each, by the host where the log density is a black box."""
+    """Draws of q and ln p at each, computed on the host if the log density is a black box."""
     if not target.black_box:
         return _draw(target, q, bits, key, index)
     x, theta, log_det = _draw_inputs(q, bits)
-    # Not of every target: a black box has one.
+    # Only black-box targets have a caller.
     caller = target.caller  # pyright: ignore[reportAttributeAccessIssue]
     values = caller({name: np.asarray(rows) for name, rows in theta.items()})
     return x, values + np.asarray(log_det, np.float64)

@@ -1,4 +1,4 @@
-"""Batches of draws at the points of Latin hypercubes, a fixed number of them in a compiled call."""
+"""Batches of draws at the points of Latin hypercubes, a fixed number per compiled call."""
 
 import jax
 import numpy as np
@@ -10,11 +10,11 @@ from curvi.methods.pooled_regression.programs import draw, flatten, scores_at
 from curvi.model.target import AbstractTarget
 from curvi.record.counts import CallCounts
 
-_LARGEST_UNIT = 256  # draws that are made in one compiled call
+_LARGEST_UNIT = 256  # draws per compiled call
 
 
 class Sampler:
-    """Draws batches, and counts."""
+    """Draws batches, and counts evaluations."""
 
     def __init__(self, target: AbstractTarget, key, size: int, calls: int):
         self.target, self.key, self.calls = target, key, calls
@@ -23,7 +23,7 @@ class Sampler:
         self.counts = CallCounts()
 
     def draw(self, q: Family, size: int) -> Batch:
-        """Draws of q at the points of a Latin hypercube: values of discrete factors show as often as they should."""
+        """Draws of q at the points of a Latin hypercube: values of discrete factors occur in proportion."""
         bits = latin_hypercube([*self.seed, self.calls], -(-size // self.unit) * self.unit, q.noise_size)
         parts = []
         for first in range(0, len(bits), self.unit):
@@ -36,7 +36,7 @@ class Sampler:
         return Batch(q, x, log_p, *scores_at(q, x))
 
     def draw_rare(self, q: Family, size: int) -> Batch | None:
-        """Draws of q with its discrete factors flattened: a value that q finds rare may cost many nats a draw."""
+        """Draws of q with its discrete factors flattened, to evaluate values that are rare under q."""
         if size == 0:
             return None
         batch = self.draw(flatten(q), size)

@@ -1,4 +1,4 @@
-"""Where a regression on pooled draws stands, and what it plans."""
+"""The state of a regression on pooled draws, and the plan of its next batch."""
 
 import dataclasses
 from typing import NamedTuple
@@ -23,17 +23,17 @@ class PooledState:
     pool
         Draws of this q and of earlier ones.
     estimate
-        What the pool says around q; None before the first batch.
+        The local estimate from the pool at q; None before the first batch.
     trust
         The trust radius.
     size, least_verdict
-        Draws of the next batch, and at least of one that gives a verdict.
+        Draws of the next batch, and the least number of draws for a verdict.
     moved_since_rare
-        Nats that q has moved since rare values were looked for.
+        Divergence in nats that q has moved since rare values were drawn.
     refused, calls
-        Steps refused in a row, and compiled calls so far: the index of the next random numbers.
+        Consecutive rejected steps, and compiled calls so far, which index the random numbers.
     elbo, elbo_se, gain, gain_se
-        Of the last q that was taken.
+        Values at the last accepted q.
     """
 
     q: Family
@@ -56,7 +56,7 @@ class PooledState:
 
 
 class Plan(NamedTuple):
-    """Draws of the next batch, those among rare values of discrete factors, and whether a verdict is to be given."""
+    """The number of draws of the next batch, that of rare values of discrete factors, and whether to give a verdict."""
 
     size: int
     rare: int = 0

@@ -141,4 +141,5 @@ class FixedDrawsModel(LocalModel[np.ndarray, FixedDrawsHessian, BlockDiagonal | 
         """Means of ln p over parts of the draws."""
         weighted = self.curvature.weighted
         values = self.draw_values if weighted is None else weighted.terms(self.draw_values)
-        return values.reshape(num_parts, -1).mean(1)
+        parts = values.reshape(num_parts, -1)
+        return parts.sum(1) / parts.shape[1]  # numpy's `mean` takes three times as long where draws are few

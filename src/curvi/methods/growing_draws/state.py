@@ -1,7 +1,5 @@
 """The state of a fit on growing draws: all that its next step needs besides the problem and the key."""
 
-import dataclasses
-
 import jax
 import numpy as np
 
@@ -100,7 +98,10 @@ class GrowingState:
 
     def but(self, **changes) -> "GrowingState":
         """This state with some fields changed."""
-        return dataclasses.replace(self, **changes)
+        # A copy past the initialiser, at a tenth of the time of `dataclasses.replace`: there is one at every step.
+        copy = object.__new__(GrowingState)
+        copy.__dict__.update(self.__dict__, **changes)
+        return copy
 
     @classmethod
     def at(cls, q: Family, num_draws: int, rough: bool, exact: bool) -> "GrowingState":

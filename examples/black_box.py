@@ -43,17 +43,24 @@ def log_density(theta) -> float:
     return float(log_likelihood + log_prior)
 
 
-target = curvi.Target(
-    log_density,
-    {"infection": 1.5, "recovery": 0.5},
-    {"infection": constraints.positive, "recovery": constraints.positive},
-    order=0,
-    black_box=True,
-)
-fit = curvi.fit(target, key=jax.random.key(0), progress=False, tolerance=0.2)
-print(fit)
+def epidemic(workers: int = 0) -> curvi.Target:
+    """Rates of infection and recovery, from noisy values of a simulated log likelihood."""
+    return curvi.Target(
+        log_density,
+        {"infection": 1.5, "recovery": 0.5},
+        {"infection": constraints.positive, "recovery": constraints.positive},
+        order=0,
+        black_box=True,
+        workers=workers,
+    )
 
-mean, sd = fit.mean(), fit.sd()
-for name in ("infection", "recovery"):
-    print(f"{name:<10} {mean[name]:.3f} +- {sd[name]:.3f} a day")
-print(f"reproduction number about {np.round(mean['infection'] / mean['recovery'], 1)}")
+
+# Under this test, since worker processes import the script again.
+if __name__ == "__main__":
+    fit = curvi.fit(epidemic(), key=jax.random.key(0), progress=False, tolerance=0.2)
+    print(fit)
+
+    mean, sd = fit.mean(), fit.sd()
+    for name in ("infection", "recovery"):
+        print(f"{name:<10} {mean[name]:.3f} +- {sd[name]:.3f} a day")
+    print(f"reproduction number about {np.round(mean['infection'] / mean['recovery'], 1)}")

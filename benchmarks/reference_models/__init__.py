@@ -12,4 +12,3 @@ from reference_models.discrete import spike_and_slab as spike_and_slab
 from reference_models.discrete import variable_selection as variable_selection
 from reference_models.plates import mixture as mixture
 from reference_models.plates import mixture_data as mixture_data
-from reference_models.simulator import epidemic as epidemic

@@ -1,6 +1,7 @@
 """Black-box targets: called from the host, noisy or not, and nothing lost when they fail."""
 
 import os
+import runpy
 import sys
 from pathlib import Path
 
@@ -10,12 +11,13 @@ import pytest
 from numpyro.distributions import constraints
 
 import curvi
-import reference_models as examples
 from curvi import BlackBoxError, Outcome, Target
 from curvi.methods import SchemeI
 
 sys.path.insert(0, str(Path(__file__).parent))
 import black_boxes
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "black_box.py"
 
 
 def make(function, **settings) -> Target:
@@ -49,7 +51,8 @@ def test_noise_is_averaged_out():
 
 
 def test_a_stochastic_simulator_is_fitted():
-    fit = run(examples.epidemic(), tolerance=0.2)
+    epidemic = runpy.run_path(str(EXAMPLE))["epidemic"]
+    fit = run(epidemic(), tolerance=0.2)
     assert fit.converged
     assert abs(fit.mean()["infection"] - 2.38) < 0.15 and abs(fit.mean()["recovery"] - 0.69) < 0.12
 

@@ -153,3 +153,13 @@ def test_bad_input_is_named():
         FullRank(wide)
     with pytest.raises(ValueError, match="family must be one of mean_field, full_rank"):
         curvi.fit(gaussian(), key=jax.random.key(0), family="fullrank")
+
+
+@every
+def test_a_jump_is_seen(name):
+    """The gradient along the draws does not see it; the values do."""
+    target = Target(
+        lambda t: -0.5 * t["x"] @ PRECISION @ t["x"] + jnp.where(t["x"][0] > 0.3, 3.0, 0.0), {"x": np.zeros(4)}
+    )
+    found = curvi.fit(target, key=jax.random.key(0), family=FAMILIES[name](target), progress=False)
+    assert found.outcome is Outcome.DISAGREEMENT and "x[0]" in found.suspects

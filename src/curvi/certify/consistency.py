@@ -9,7 +9,7 @@ import numpy as np
 from curvi.certify.fixed_draws import solve
 from curvi.estimate.fixed_draws.local import FixedDrawsModel
 from curvi.estimate.fixed_draws.objective import Objective
-from curvi.family.path import NormalPath
+from curvi.family.path import HostPath, NormalPath
 from curvi.outcome import Outcome
 
 _MATERIAL = 0.02  # a whitened gradient of this size is worth 0.0002 nats: smaller differences are ignored
@@ -44,8 +44,11 @@ def smoothness(objective: Objective, local: FixedDrawsModel, stream: int, larges
     """
     if not np.all(np.isfinite(local.draw_values)):
         return Doubt(Outcome.NON_FINITE, where_not_finite(local))
-    if isinstance(objective.path, NormalPath) and not objective.target.minibatched:
-        doubt = _gradient_doubt(objective, objective.path, local, stream)
+    path = objective.path
+    # The scores of a dense factor are many: they are compared where they are few.
+    affordable = isinstance(path, NormalPath) or objective.num_params <= _MANY
+    if isinstance(path, HostPath) and affordable and not objective.target.minibatched:
+        doubt = _gradient_doubt(objective, path, local, stream)
         if doubt is not None:
             return doubt
     apart, size = _secant(objective, local.params, stream)
@@ -56,7 +59,7 @@ def smoothness(objective: Objective, local: FixedDrawsModel, stream: int, larges
     return None
 
 
-def _gradient_doubt(objective: Objective, path: NormalPath, local: FixedDrawsModel, stream: int) -> Doubt | None:
+def _gradient_doubt(objective: Objective, path: HostPath, local: FixedDrawsModel, stream: int) -> Doubt | None:
     """A doubt if the pathwise gradient is inconsistent with the values, else None."""
     z, size = _disagreement(path, local), objective.num_params
     largest = np.full(z.shape, _LARGEST_Z)
@@ -118,22 +121,22 @@ def _secant(objective: Objective, params: np.ndarray, stream: int) -> tuple[np.n
     return (secant - product) * scale, secant * scale
 
 
-def _disagreement(path: NormalPath, local: FixedDrawsModel) -> np.ndarray:
+def _disagreement(path: HostPath, local: FixedDrawsModel) -> np.ndarray:
     """A z-score per parameter; with many parameters, one more for all log scales jointly."""
     groups = local.noise.groups
     # Differences of values below rounding error contain no slope.
     precision = np.finfo(local.curvature.objective.dtype).eps
     immaterial = np.hypot(_MATERIAL, precision * np.max(np.abs(local.draw_values)))
-    errors = groups.std(0, ddof=1) / len(groups) ** 0.5
+    white = path.whiten(local.params, np.concatenate([local.grad[None], groups]))
+    path_grad, path_error = white[0], white[1:].std(0, ddof=1) / len(groups) ** 0.5
     values = local.fixed.values
     log_ratio = local.draw_values + 0.5 * (values**2).sum(1)  # ln q up to a constant
-    path_grad, path_error = local.grad * local.spreads, errors * local.spreads
-    many = len(path_grad) > _MANY
-    if many:
-        for kind in (path.location(path_error), path.log_scale_entries(path_error)):
-            np.maximum(kind, np.median(kind), out=kind)
+    if not isinstance(path, NormalPath) or len(path_grad) <= _MANY:
+        return score_disagreement(path.whitened_scores(values), log_ratio, path_grad, path_error, immaterial)
+    for kind in (path.location(path_error), path.log_scale_entries(path_error)):
+        np.maximum(kind, np.median(kind), out=kind)
     z = score_disagreement(path.whitened_scores(values), log_ratio, path_grad, path_error, immaterial)
-    return np.append(z, _scales_disagreement(path, log_ratio, values, groups, immaterial)) if many else z
+    return np.append(z, _scales_disagreement(path, log_ratio, values, groups, immaterial))
 
 
 def _scales_disagreement(path: NormalPath, log_ratio, noise, part_grads, immaterial: float) -> float:

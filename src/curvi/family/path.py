@@ -139,6 +139,11 @@ class HostPath(Path):
     def whitened_scores(self, noise: np.ndarray) -> np.ndarray:
         """Scores of the draws of this noise in coordinates where the Fisher information is the identity."""
 
+    def whiten(self, params: np.ndarray, gradients: np.ndarray) -> np.ndarray:
+        """Gradients, one per row, in coordinates where the Fisher information is the identity."""
+        root = self.root(params)
+        return gradients * self.spreads(params) if root is None else np.stack([root.solve(g) for g in gradients])
+
     def root(self, params: np.ndarray) -> "HostRootLike | None":
         """The root of the Fisher information; None where it is diagonal, and `spreads` is its inverse."""
         return None

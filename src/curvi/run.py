@@ -101,10 +101,10 @@ class Run(Generic[StateT]):
                 return Outcome.MAX_SECONDS
             if limits.max_evaluations is not None and self.counts.evaluations - spent >= limits.max_evaluations:
                 return Outcome.MAX_EVALUATIONS
-            before = time.perf_counter()
+            before, running = time.perf_counter(), self.clock.running()
             budget = Budget(min(size, limits.num_steps - taken), tolerance)
             self.state, news = advance(self.method, self.problem, self.state, self.key, budget)
-            self._note(news)
+            self._note(news, running)
             taken += len(news.rows)
             if news.gain is not None:
                 self._keep(news.gain)
@@ -120,12 +120,12 @@ class Run(Generic[StateT]):
     def _keep(self, gain: Gain) -> None:
         self.gain = gain if gain.copies else dataclasses.replace(gain, copies=self.gain.copies)
 
-    def _note(self, news: News) -> None:
-        seconds = self.clock.running()
+    def _note(self, news: News, began: float) -> None:
+        passed = (self.clock.running() - began) / max(len(news.rows), 1)  # per step: those of a program end together
         for i, row in enumerate(news.rows):
             # Methods count evaluations from the start of each advance.
             calls = self.counts.log_density + int(row.get("log_density", news.counts.log_density))
-            self.rows.append({**row, "log_density": calls, "seconds": seconds})
+            self.rows.append({**row, "log_density": calls, "seconds": began + (i + 1) * passed})
             if i == len(news.rows) - 1:
                 self.display.show(len(self.rows), self.rows[-1], _plus(self.counts, news.counts))
         self.counts = _plus(self.counts, news.counts)

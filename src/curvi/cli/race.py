@@ -119,7 +119,7 @@ def as_row(contestant: Contestant, result: Fit, elbo: tuple[float, float], curve
     return {
         "name": contestant.name,
         "method": type(method).__name__,
-        "uses_derivatives": method.needs.order > 0,
+        "uses_derivatives": method is not None and method.needs.order > 0,
         "elbo": _number(elbo[0]),
         "elbo_se": _number(elbo[1]),
         "remaining_gain": _number(result.remaining_gain),

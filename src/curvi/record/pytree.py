@@ -1,6 +1,6 @@
 """Frozen dataclasses that are JAX pytrees.
 
-Equinox modules offer more, but take fifty times as long to construct: objects made at every step of a host loop use
+Equinox modules offer more, but take some twenty times as long to construct: objects made at every step of a host loop use
 these instead.
 """
 

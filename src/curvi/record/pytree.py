@@ -1,7 +1,7 @@
 """Frozen dataclasses that are JAX pytrees.
 
-Equinox modules offer more, but take some twenty times as long to construct: objects made at every step of a host loop use
-these instead.
+Equinox modules offer more, but take some twenty times as long to construct: objects made at every step of a host loop
+use these instead.
 """
 
 import dataclasses

@@ -13,7 +13,6 @@ from curvi.control.climb import LEAST_EFFECTIVE, End, climb_step
 from curvi.estimate.fixed_draws.local import FixedDrawsModel
 from curvi.estimate.fixed_draws.noise import FixedNoise
 from curvi.estimate.fixed_draws.objective import Objective
-from curvi.family.path import NormalPath
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,9 +58,7 @@ def gained_between(
     if there.effective < LEAST_EFFECTIVE:
         return None
     moves = there.part_means(fixed.num_parts) - here.part_means(fixed.num_parts)
-    path = objective.path
-    if fixed.excess is not None and objective.expansion is not None and isinstance(path, NormalPath):
-        parts, scale = fixed.parts(fixed.num_parts), path.scale
-        excess = [objective.expansion.part_excess(parts, scale(params))[0] for params in (before, after)]
+    excess = [local.part_excess(fixed.num_parts) for local in (here, there)]
+    if excess[0] is not None and excess[1] is not None:
         moves = moves - (excess[1] - excess[0])
     return there.value - here.value, float(np.std(moves, ddof=1) / len(moves) ** 0.5)

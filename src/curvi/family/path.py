@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
+_LARGEST_STORED = 2048  # dimensions up to which the matrix of a control variate is stored
 _ENTROPY = 0.5 * (1 + np.log(2 * np.pi))  # of a standard normal
 
 
@@ -149,6 +150,33 @@ class HostPath(Path):
         return None
 
 
+    def sds_moved(self, params: np.ndarray, step: np.ndarray) -> np.ndarray:
+        """The size of a step for each latent: the move of its mean in sds of q, and sqrt 2 times that of its ln sd."""
+        return step / self.spreads(params)
+
+    # -- the second-order control variate (`curvi.estimate.fixed_draws.expansion`) ------------------------------------
+
+    @abstractmethod
+    def excess(self, hessian: np.ndarray, noise: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+        """The gradient in c of the excess of a quadratic form over this noise, a linear function of c."""
+
+    @abstractmethod
+    def part_excess(self, hessian: np.ndarray, parts: np.ndarray, c: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The excess over each part (parts, draws, n) of the noise, and its gradients in c."""
+
+    @abstractmethod
+    def at_mean(self, params: np.ndarray, spread: float | np.ndarray = 0.0) -> np.ndarray:
+        """Coordinates of draws at the mean, or at a distance `spread` times their noise."""
+
+    @abstractmethod
+    def along_noise(self) -> np.ndarray:
+        """The direction of the coordinates in which each draw moves along its own noise."""
+
+    @abstractmethod
+    def sds(self, params: np.ndarray) -> np.ndarray:
+        """The marginal sds of q."""
+
+
 class HostRootLike(Protocol):
     """L of a metric L L', in numpy."""
 
@@ -217,13 +245,30 @@ class NormalPath(HostPath):
         """The entries that belong to ln scales, to be changed in place."""
         return v[..., 1::2]
 
-    def at_mean(self, params: np.ndarray, spread: float | np.ndarray = 0.0) -> np.ndarray:
-        """Coordinates of draws at the mean, or at a distance `spread` times their noise."""
+    def at_mean(self, params, spread=0.0):
         return np.concatenate([params[0::2], np.broadcast_to(spread, self.size)])
 
-    def along_noise(self) -> np.ndarray:
-        """The direction of the coordinates in which each draw moves along its own noise."""
+    def along_noise(self):
         return np.concatenate([np.zeros(self.size), np.ones(self.size)])
+
+    def sds(self, params):
+        return self.scale(params)
+
+    def excess(self, hessian, noise):
+        size, times = self.size, _excess_matrix(hessian, noise)
+
+        def gradient(c):
+            out = np.zeros(2 * size)
+            out[size:] = times(c[size:])
+            return out
+
+        return gradient
+
+    def part_excess(self, hessian, parts, c):
+        sigma = c[self.size :]
+        pulled = parts * ((parts * sigma) @ hessian)
+        gradients = pulled.mean(1) - np.diag(hessian) * sigma
+        return gradients @ sigma / 2, np.concatenate([np.zeros_like(gradients), gradients], 1)
 
     def entropy(self, params: np.ndarray) -> float:
         return float(params[1::2].sum()) + self.size * _ENTROPY
@@ -238,6 +283,15 @@ class NormalPath(HostPath):
     def whitened_scores(self, noise: np.ndarray) -> np.ndarray:
         """Scores in coordinates where the Fisher information is the identity: e and (e^2 - 1) / sqrt 2 per factor."""
         return _interleave(noise, (noise**2 - 1) / np.sqrt(2))
+
+
+def _excess_matrix(hessian: np.ndarray, noise: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+    """Products with K = H0 * (mean e e' - I), which is not stored where it is large."""
+    if noise.shape[-1] <= _LARGEST_STORED:
+        matrix = hessian * (noise.T @ noise / len(noise) - np.eye(noise.shape[-1]))
+        return lambda v: matrix @ v
+    half = noise[::2]  # both draws of a mirrored pair contribute equally
+    return lambda v: np.mean(half * ((half * v) @ hessian), 0) - np.diag(hessian) * v
 
 
 def _interleave(means: np.ndarray, scales: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ from curvi.estimate.fixed_draws.expansion import Expansion
 from curvi.estimate.fixed_draws.noise import FixedNoise
 from curvi.estimate.hybrid import Weighted
 from curvi.estimate.local import GroupNoise, LocalModel
-from curvi.family.path import HostPath, HostRootLike, NormalPath
+from curvi.family.path import HostPath, HostRootLike
 from curvi.record.pytree import pytree
 
 if TYPE_CHECKING:
@@ -25,11 +25,11 @@ class FixedDrawsHessian:
     objective: "Objective"
     params: np.ndarray
     fixed: FixedNoise
-    grad: np.ndarray  # of the ELBO
-    raw_grad: np.ndarray  # of the mean of ln p alone
+    slope: np.ndarray  # gradient of the mean of ln p on this noise, in the coordinates of the path
+    grad: np.ndarray  # of the ELBO on this noise
+    raw_grad: np.ndarray  # gradient of the mean of ln p less the control variate
     spreads: np.ndarray  # steps of one sd of q in each parameter: the inverse root of the Fisher diagonal
     weighted: Weighted | None  # for a hybrid q
-    excess_grad: np.ndarray | float  # gradient in ln scales of the control variate that was subtracted
 
     def mv(self, v: np.ndarray) -> np.ndarray:
         return self.objective.product(self, v)
@@ -38,22 +38,19 @@ class FixedDrawsHessian:
 class PartNoise(GroupNoise[np.ndarray]):
     """The gradients on the independent parts of the noise, each less its own excess; computed lazily."""
 
-    def __init__(self, hessian: FixedDrawsHessian, part_grads: np.ndarray):
+    def __init__(self, hessian: FixedDrawsHessian, part_slopes: np.ndarray):
         object.__setattr__(self, "hessian", hessian)
-        object.__setattr__(self, "part_grads", part_grads)
+        object.__setattr__(self, "part_slopes", part_slopes)
 
     # Overrides a field: only some steps need it.
     @functools.cached_property
     def groups(self) -> np.ndarray:  # pyright: ignore[reportIncompatibleVariableOverride]
         hessian: FixedDrawsHessian = vars(self)["hessian"]
-        part_grads: np.ndarray = vars(self)["part_grads"]
-        fixed, expansion, path = hessian.fixed, hessian.objective.expansion, hessian.objective.path
-        if fixed.excess is None or expansion is None or not isinstance(path, NormalPath):
-            return part_grads
-        grads = part_grads.copy()
-        excess = expansion.part_excess(fixed.parts(fixed.num_parts), path.scale(hessian.params))[1]
-        path.log_scale_entries(grads)[:] -= excess
-        return grads
+        slopes: np.ndarray = vars(self)["part_slopes"]
+        fixed, path = hessian.fixed, hessian.objective.path
+        if fixed.excess is not None:
+            slopes = slopes - fixed.excess.over(fixed.parts(fixed.num_parts), path.coordinates(hessian.params))[1]
+        return path.gradient(hessian.params, slopes)
 
 
 class HostRoot:
@@ -98,20 +95,30 @@ def _inverse_root(block: np.ndarray) -> np.ndarray:
 
 @pytree
 class FixedDrawsModel(LocalModel[np.ndarray, FixedDrawsHessian, BlockDiagonal | None]):
-    """A `LocalModel` on fixed noise; `draw_values` are ln p, and `exact` is the entropy or the closed-form part."""
+    """A `LocalModel` on fixed noise; `draw_values` are ln p, and `exact` is the entropy or the closed-form part.
+
+    Its curvature may come from other, fewer draws (`bent`): a gradient decides what the answer is, a Hessian that is a
+    tenth off only how many steps lead there.
+    """
 
     value: float
     curvature: FixedDrawsHessian
     noise: PartNoise
+    fixed: FixedNoise = None  # pyright: ignore[reportAssignmentType]  the parent's fields have defaults
+    slope: np.ndarray = None  # pyright: ignore[reportAssignmentType]  in coordinates, less the control variate
     exact: float = 0.0
+
+    def bent(self, few: "FixedDrawsModel") -> "FixedDrawsModel":
+        """This model with the curvature on the draws of another one at the same parameters."""
+        if few is self:
+            return self
+        # The gradient enters the Hessian where coordinates are no linear functions of the parameters: that of the many.
+        curvature = dataclasses.replace(few.curvature, raw_grad=self.curvature.raw_grad)
+        return dataclasses.replace(self, curvature=curvature)
 
     @property
     def params(self) -> np.ndarray:
         return self.curvature.params
-
-    @property
-    def fixed(self) -> FixedNoise:
-        return self.curvature.fixed
 
     @property
     def spreads(self) -> np.ndarray:
@@ -143,3 +150,13 @@ class FixedDrawsModel(LocalModel[np.ndarray, FixedDrawsHessian, BlockDiagonal | 
         values = self.draw_values if weighted is None else weighted.terms(self.draw_values)
         parts = values.reshape(num_parts, -1)
         return parts.sum(1) / parts.shape[1]  # numpy's `mean` takes three times as long where draws are few
+
+    def part_excess(self, num_parts: int, mirrored: bool = False) -> np.ndarray | None:
+        """The excess of the control variate over parts of the draws; None without one. With `mirrored`, parts are
+        mirrored pairs, of which both draws have the same excess.
+        """
+        if self.fixed.excess is None:
+            return None
+        parts = self.fixed.parts(num_parts)
+        parts = parts[:, :1] if mirrored else parts
+        return self.fixed.excess.over(parts, self.curvature.objective.path.coordinates(self.params))[0]

@@ -10,13 +10,14 @@ moment. Whitening changes fourth moments by a relative 2 / pairs, below their sa
 
 import dataclasses
 import functools
+from collections.abc import Callable
 
 import jax
 import numpy as np
 from scipy.special import ndtri
 
 from curvi.estimate.draws import SOBOL_DIMENSIONS, sobol_net
-from curvi.estimate.fixed_draws.expansion import Excess, Expansion
+from curvi.estimate.fixed_draws.expansion import Excess
 from curvi.estimate.fixed_draws.sweep import CHUNK, MOST_PARTS, Buffer
 from curvi.model.minibatch import MinibatchTarget
 from curvi.model.target import AbstractTarget
@@ -29,7 +30,7 @@ class FixedNoise:
     values: np.ndarray  # (draws, dimension)
     num_parts: int
     buffer: Buffer
-    excess: Excess | None  # K of the control variate; None without one
+    excess: Excess | None  # the control variate; None without one
 
     @property
     def num_draws(self) -> int:
@@ -66,12 +67,12 @@ class NoiseSource:
         num_draws: int,
         num_parts: int = 2,
         match: bool = True,
-        expansion: Expansion | None = None,
+        excess: Callable[[np.ndarray], Excess] | None = None,
     ) -> FixedNoise:
         """Fresh noise of `num_draws` draws; the same stream gives the same noise.
 
-        Factors that are not reparameterised are drawn at the parameters `before`. The Hessian of `expansion` serves as
-        control variate.
+        Factors that are not reparameterised are drawn at the parameters `before`. `excess` makes the control variate
+        of the noise.
 
         With minibatches, each chunk has independent matched noise: the moments match within every batch, and models
         whose rows are quadratic have no noise.
@@ -79,9 +80,9 @@ class NoiseSource:
         rng = self.generator(*stream)
         independent = num_draws // CHUNK if self.epoch else num_parts
         values = matched_noise(rng, num_draws, self.dimension, independent, match & self.matched)
-        return self.fixed(before, values, min(num_parts, MOST_PARTS), rng, expansion)
+        return self.fixed(before, values, min(num_parts, MOST_PARTS), rng, excess)
 
-    def fixed(self, before, values: np.ndarray, num_parts: int, rng=None, expansion=None) -> FixedNoise:
+    def fixed(self, before, values: np.ndarray, num_parts: int, rng=None, excess=None) -> FixedNoise:
         """This noise in a buffer."""
         size, num_chunks = self.size, -(-len(values) // CHUNK)
         buffer = np.zeros((size * CHUNK, self.dimension), self.dtype)
@@ -94,7 +95,7 @@ class NoiseSource:
             rows = jax.device_put(self._rows_of_chunks(self.target, np.asarray(part)[:num_chunks], rng))
         # Moved to the device in advance: a transfer at each call would cost some microseconds.
         device = Buffer(jax.device_put(buffer.reshape(size, CHUNK, -1)), part, count, rows, before)
-        return FixedNoise(values, num_parts, device, None if expansion is None else expansion.excess(values))
+        return FixedNoise(values, num_parts, device, None if excess is None else excess(values))
 
     def _rows_of_chunks(self, target: MinibatchTarget, part: np.ndarray, rng) -> np.ndarray:
         """Rows of the batch of each chunk.

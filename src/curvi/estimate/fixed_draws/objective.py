@@ -5,14 +5,14 @@ import threading
 import numpy as np
 
 from curvi.estimate.draws import sobol_net
-from curvi.estimate.fixed_draws.expansion import Expansion
+from curvi.estimate.fixed_draws.expansion import Excess, Expansion
 from curvi.estimate.fixed_draws.local import FixedDrawsHessian, FixedDrawsModel, PartNoise
 from curvi.estimate.fixed_draws.noise import FixedNoise, NoiseSource
 from curvi.estimate.fixed_draws.sweep import CHUNK, Sweeps
 from curvi.estimate.hybrid import Weighted
 from curvi.estimate.local import Counts
 from curvi.family import Family
-from curvi.family.path import HostPath, NormalPath
+from curvi.family.path import HostPath
 from curvi.model.target import AbstractTarget
 from curvi.record.counts import CallCounts
 
@@ -44,7 +44,7 @@ class Objective:
         self.pathwise_params = q.pathwise_params
         self._max_abs_params = q.max_abs_params
         self.source = NoiseSource(target, key, capacity, q.pathwise_columns, self.dtype, not q.reparameterised)
-        self.expandable = isinstance(self.path, NormalPath) and self.dimension <= _LARGEST_HESSIAN
+        self.expandable = isinstance(self.path, HostPath) and self.dimension <= _LARGEST_HESSIAN
         self.expansion: Expansion | None = None
         self.corrects = True  # whether the expansion is used as control variate; it is always used as metric
         self._units: FixedNoise | None = None
@@ -57,9 +57,11 @@ class Objective:
         self.exact_products = self.always_exact
 
     def noise(self, before, stream, num_draws: int, num_parts: int = 2, match=True, correct=True) -> FixedNoise:
-        """Fresh noise (`NoiseSource.draw`), with the Hessian at the mean as control variate if `correct`."""
-        expansion = self.expansion if correct and self.corrects else None
-        return self.source.draw(before, stream, num_draws, num_parts, match, expansion)
+        """Fresh noise (`NoiseSource.draw`), with the expansion as control variate if `correct`."""
+        excess, path, expansion = None, self.path, self.expansion
+        if correct and self.corrects and expansion is not None and isinstance(path, HostPath):
+            excess = lambda values: Excess(path, expansion.hessian, values)  # noqa: E731
+        return self.source.draw(before, stream, num_draws, num_parts, match, excess)
 
     # -- evaluation ---------------------------------------------------------------------------------------------------
 
@@ -67,71 +69,86 @@ class Objective:
         """The local model at `params`."""
         self._count(fixed)
         path = self.path
-        found = self._sweeps.gradients(path.coordinates(params), fixed.buffer)
+        c = path.coordinates(params)
+        found = self._sweeps.gradients(c, fixed.buffer)
         log_p = found.values.reshape(-1)[: fixed.num_draws]
-        scale = fixed.num_parts / fixed.num_chunks
-        part_grads = path.gradient(params, found.part_grads[: fixed.num_parts] * scale)
-        weighted, excess_grad = None, 0.0
+        part_slopes = found.part_grads[: fixed.num_parts] * (fixed.num_parts / fixed.num_chunks)
+        weighted = None
         if found.weights is None:
             # Faster than numpy's `mean`, whose overhead matters for small problems.
-            value, raw_grad = log_p.sum() / len(log_p), part_grads.sum(0) / fixed.num_parts
+            value, slope = log_p.sum() / len(log_p), part_slopes.sum(0) / fixed.num_parts
         else:
             weights = found.weights.reshape(-1)[: fixed.num_draws]
-            part_slopes = found.weight_grads[: fixed.num_parts] * scale
-            part_grads, weighted = Weighted.make(log_p, weights, part_grads, part_slopes)
-            value, raw_grad = weighted.mean, weighted.grad
+            part_weights = found.weight_grads[: fixed.num_parts] * (fixed.num_parts / fixed.num_chunks)
+            part_slopes, weighted = Weighted.make(log_p, weights, part_slopes, part_weights)
+            value, slope = weighted.mean, weighted.grad
         if isinstance(path, HostPath):
             exact, exact_grad, spreads = path.entropy(params), path.entropy_gradient(), path.spreads(params)
         else:
             exact, exact_grad = float(found.exact), found.exact_grad
             diagonals = [np.diagonal(block, axis1=-2, axis2=-1).ravel() for block in found.fisher.blocks]
             spreads = np.concatenate(diagonals) ** -0.5
-        value, grad, part_grads = value + exact, raw_grad + exact_grad, part_grads + exact_grad
-        if fixed.excess is not None and isinstance(path, NormalPath):
-            sigma = path.scale(params)
-            excess_grad = sigma * (fixed.excess @ sigma)
-            value -= excess_grad.sum() / 2
-            path.log_scale_entries(grad)[:] -= excess_grad
-        hessian = FixedDrawsHessian(self, params, fixed, grad, raw_grad, spreads, weighted, excess_grad)
-        noise = PartNoise(hessian, part_grads)
+        less = slope
+        if fixed.excess is not None:
+            excess = fixed.excess.gradient(c)
+            value, less = value - c @ excess / 2, slope - excess
+        raw_grad = path.gradient(params, less)
+        grad = raw_grad + exact_grad
+        hessian = FixedDrawsHessian(self, params, fixed, slope, grad, raw_grad, spreads, weighted)
         # On fixed noise the value is deterministic; its error as an estimate of the true ELBO is in `PartNoise`.
-        return FixedDrawsModel(float(value), 0.0, grad, hessian, found.fisher, noise, log_p, _NO_COUNTS, exact=exact)
+        return FixedDrawsModel(
+            float(value + exact),
+            0.0,
+            grad,
+            hessian,
+            found.fisher,
+            PartNoise(hessian, part_slopes),
+            log_p,
+            _NO_COUNTS,
+            fixed=fixed,
+            slope=less,
+            exact=exact,
+        )
 
     def product(self, at: FixedDrawsHessian, direction: np.ndarray) -> np.ndarray:
         """The Hessian times `direction`."""
         params, fixed, path = at.params, at.fixed, self.path
+        if not isinstance(path, HostPath) and not self._has_products:
+            return self._difference_of_gradients(at, direction)
+        tangent = path.tangent(params, direction)
         if not self.exact_products:
             share = _STEP / np.max(np.abs(direction / at.spreads))
-            return (self._gradient(params + share * direction, fixed) - at.grad) / share
-        if not self._has_products:
+            bent = (self._slope(path.coordinates(params) + share * tangent, fixed) - at.slope) / share
+        elif not self._has_products:
             share = _DIFFERENCE / np.max(np.abs(direction / at.spreads))
-            ahead, behind = (self._gradient(params + side * share * direction, fixed) for side in (1, -1))
-            return (ahead - behind) / (2 * share)
-        self._count(fixed, products=True)
-        found = self._sweeps.products(path.coordinates(params), path.tangent(params, direction), fixed.buffer)
-        product = path.product(params, direction, at.raw_grad, found.product / fixed.num_chunks)
-        if at.weighted is not None:
-            product = at.weighted.product(product, found.weight_product / fixed.num_chunks, direction)
-        if found.exact_product is not None:
-            product = product + found.exact_product
-        if fixed.excess is not None and isinstance(path, NormalPath):
-            sigma, along = path.scale(params), path.log_scale_entries(direction)
-            entries = path.log_scale_entries(product)
-            entries -= sigma * (fixed.excess @ (sigma * along)) + along * at.excess_grad
-        return product
+            ahead, behind = (self._slope(path.coordinates(params) + s * share * tangent, fixed) for s in (1, -1))
+            bent = (ahead - behind) / (2 * share)
+        else:
+            self._count(fixed, products=True)
+            found = self._sweeps.products(path.coordinates(params), tangent, fixed.buffer)
+            bent = found.product / fixed.num_chunks
+            if at.weighted is not None:
+                bent = at.weighted.product(bent, found.weight_product / fixed.num_chunks, direction)
+            if found.exact_product is not None:
+                return path.product(params, direction, at.raw_grad, bent) + found.exact_product
+        if fixed.excess is not None:
+            bent = bent - fixed.excess.gradient(tangent)
+        return path.product(params, direction, at.raw_grad, bent)
 
-    def _gradient(self, params: np.ndarray, fixed: FixedNoise) -> np.ndarray:
-        """The gradient alone."""
-        path = self.path
-        if not isinstance(path, HostPath):
-            return self(params, fixed).grad
+    def _slope(self, c: np.ndarray, fixed: FixedNoise) -> np.ndarray:
+        """The gradient of the mean of ln p in the coordinates."""
         self._count(fixed)
-        summed = self._sweeps.gradients(path.coordinates(params), fixed.buffer).part_grads.sum(0)
-        grad = path.gradient(params, summed / fixed.num_chunks) + path.entropy_gradient()
-        if fixed.excess is not None and isinstance(path, NormalPath):
-            sigma = path.scale(params)
-            path.log_scale_entries(grad)[:] -= sigma * (fixed.excess @ sigma)
-        return grad
+        return self._sweeps.gradients(c, fixed.buffer).part_grads.sum(0) / fixed.num_chunks
+
+    def _difference_of_gradients(self, at: FixedDrawsHessian, direction: np.ndarray) -> np.ndarray:
+        """A product where programs compute the whole gradient: by differences of it."""
+        largest = np.max(np.abs(direction / at.spreads))
+        if not self.exact_products:
+            share = _STEP / largest
+            return (self(at.params + share * direction, at.fixed).grad - at.grad) / share
+        share = _DIFFERENCE / largest
+        ahead, behind = (self(at.params + side * share * direction, at.fixed).grad for side in (1, -1))
+        return (ahead - behind) / (2 * share)
 
     def admit(self, params: np.ndarray) -> np.ndarray:
         """The nearest parameters within bounds, which keep logits finite where a value is almost certain."""
@@ -145,12 +162,10 @@ class Objective:
         at least as many pairs as dimensions has K = 0.
         """
         fixed, num_pairs = local.fixed, local.fixed.num_draws // 2
-        if fixed.excess is None or self.expansion is None or not isinstance(self.path, NormalPath):
+        if fixed.excess is None or num_pairs >= fixed.num_parts * self.dimension:
             return False
-        if num_pairs >= fixed.num_parts * self.dimension:
-            return False
-        halves = fixed.parts(num_pairs)[:, :1]  # one draw per mirrored pair: both have the same excess
-        excess = self.expansion.part_excess(halves, self.path.scale(local.params))[0]
+        excess = local.part_excess(num_pairs, mirrored=True)
+        assert excess is not None
         means = local.part_means(num_pairs)
         plain, corrected = np.var(means, ddof=1), np.var(means - excess, ddof=1)
         return not corrected <= max(_MISLED * plain, _MISLED_ERROR**2 * num_pairs)
@@ -159,13 +174,13 @@ class Objective:
 
     def expand(self, params: np.ndarray) -> None:
         """Compute the Hessian of ln p at the mean of q, for use as control variate and metric."""
-        assert isinstance(self.path, NormalPath)
+        assert isinstance(self.path, HostPath)
         slab = self._num_kept * CHUNK
         slabs = [np.arange(at, min(at + slab, self.dimension)) for at in range(0, self.dimension, slab)]
         hessian = np.concatenate([self._hessian_rows(self.path, params, rows) for rows in slabs])
-        self.expansion = Expansion(hessian, self.path.scale(params))
+        self.expansion = Expansion(hessian, self.path.sds(params))
 
-    def _hessian_rows(self, path: NormalPath, params: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    def _hessian_rows(self, path: HostPath, params: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Rows of the Hessian at the mean: one draw per row, whose noise is a unit vector."""
         fixed = self._unit_vectors(rows)
         if self._has_products:
@@ -174,7 +189,7 @@ class Objective:
         # Central differences of the gradient along each coordinate.
         self._count(fixed)
         self._count(fixed)
-        sigma = path.scale(params)
+        sigma = path.sds(params)
         points = (path.at_mean(params, side * _DIFFERENCE * sigma) for side in (1, -1))
         ahead, behind = (self._sweeps.gradients_at(point, fixed.buffer) for point in points)
         return (ahead - behind)[: len(rows)] / (2 * _DIFFERENCE * sigma[rows, None])

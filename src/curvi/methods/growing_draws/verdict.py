@@ -12,7 +12,7 @@ from curvi.control.climb import End
 from curvi.estimate.fixed_draws.local import FixedDrawsModel
 from curvi.estimate.fixed_draws.objective import Objective
 from curvi.estimate.fixed_draws.sweep import CHUNK, MOST_PARTS
-from curvi.family.path import HostPath, NormalPath
+from curvi.family.path import HostPath
 from curvi.methods.base import Problem
 from curvi.methods.growing_draws.starts import ENDLESS
 from curvi.methods.growing_draws.state import GrowingState
@@ -140,9 +140,7 @@ def plain_elbo(problem: Problem, objective: Objective, state: GrowingState) -> t
     local = _plain_model(problem, objective, state)
     num_pairs = local.fixed.num_draws // 2  # mirrored pairs are independent of each other
     values = local.part_means(num_pairs)
-    if objective.expansion is not None and isinstance(objective.path, NormalPath):
-        scale = objective.path.scale(state.params)
-        excess = objective.expansion.part_excess(local.fixed.parts(num_pairs), scale)[0]
+    if (excess := local.part_excess(num_pairs)) is not None:
         # The mean may be far from typical draws, so H0 is scaled by the regression of the values on the excess.
         values = values - _share(values, excess) * excess
     elif isinstance(objective.path, HostPath):

@@ -10,7 +10,7 @@ from numpyro.distributions import constraints
 import curvi
 from curvi import FullRank, MeanField, Outcome, Target
 from curvi.estimate.fixed_draws.objective import Objective
-from curvi.family.full_rank import TriangularRoot
+from curvi.family.triangular_path import TriangularRoot
 
 RNG = np.random.default_rng(0)
 PRECISION = np.linalg.inv(np.cov(RNG.normal(size=(12, 4)), rowvar=False))
@@ -146,10 +146,12 @@ def test_a_full_rank_fit_is_saved_resumed_and_shown(tmp_path):
 
 def test_bad_input_is_named():
     bits = Target(lambda t: -1.0 * t["z"], {"z": np.array(0)}, {"z": constraints.boolean})
-    with pytest.raises(ValueError, match="FullRank needs continuous latents; z"):
+    with pytest.raises(ValueError, match="FullRank needs a continuous latent, and z"):
         FullRank(bits)
     wide = Target(lambda t: -jnp.sum(t["x"] ** 2), {"x": np.zeros(2000)})
-    with pytest.raises(ValueError, match="at most 1024 latents; this target has 2000"):
+    with pytest.raises(
+        ValueError, match="budget of 525,824 parameters, which are at most 1,024 dimensions; here are 2,000"
+    ):
         FullRank(wide)
     with pytest.raises(ValueError, match="family must be one of mean_field, full_rank"):
         curvi.fit(gaussian(), key=jax.random.key(0), family="fullrank")

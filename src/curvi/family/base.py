@@ -239,6 +239,10 @@ class Family(eqx.Module, Generic[DrawT]):
         """q with the parameters of some latents replaced."""
         raise NotImplementedError(f"the latents of a {type(self).__name__} are not independent of each other")
 
+    def why_not_full_rank(self, max_params: int | None = None) -> str | None:
+        """Why `FullRank.of` cannot continue from q, as a sentence for the user; None if it can."""
+        return f"FullRank continues from a MeanField of normal factors; got {type(self).__name__}"
+
     # -- names --------------------------------------------------------------------------------------------------------
 
     def params_of(self, name: str) -> np.ndarray:

@@ -21,6 +21,7 @@ from curvi.family.discrete_values import every_value
 from curvi.family.factor import Factor
 from curvi.family.layout import Layout, lay_out
 from curvi.family.path import DirectPath, NormalPath, Path
+from curvi.family.widening import why_not_full_rank
 from curvi.model.latents import Latent
 from curvi.model.target import AbstractTarget
 from curvi.record.plain import register
@@ -249,6 +250,9 @@ class MeanField(Family[Draw]):
     @property
     def separable(self) -> bool:
         return True
+
+    def why_not_full_rank(self, max_params: int | None = None) -> str | None:
+        return why_not_full_rank(self.layout, max_params)
 
     def part(self, names: Iterable[str]) -> "MeanField":
         layout = self.layout.subset(set(names))

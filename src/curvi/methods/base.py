@@ -6,6 +6,7 @@ handled by `curvi.run`; so every method is resumed, saved and interrupted in the
 """
 
 import dataclasses
+import math
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
@@ -139,6 +140,10 @@ class Method(eqx.Module, Generic[StateT]):
         values = log_ratios(problem.target, state.q, jax.random.fold_in(key, _FOR_ELBO), FINAL_DRAWS)
         return *mean_and_error(values), CallCounts(log_density=FINAL_DRAWS)
 
+    def fixed_draws(self, q: Family) -> int | None:
+        """The largest number of draws on which the method seeks a maximum; None where it does not keep them fixed."""
+        return None
+
     def why_not(self, problem: Problem) -> str | None:
         """Why the method does not apply to a problem, as a sentence for the user; None if it does."""
         target, q, needs, name = problem.target, problem.q, self.needs, type(self).__name__
@@ -165,6 +170,12 @@ class Method(eqx.Module, Generic[StateT]):
             )
         if needs.separable and not q.separable:
             return f"{name} needs latents that are independent under q, as in a MeanField; got {type(q).__name__}"
+        if (held := self.fixed_draws(q)) is not None and held < q.min_draws:
+            return (
+                f"{name} climbs on at most {held} fixed draws, but {type(q).__name__} needs at least {q.min_draws} here: "
+                "with fewer mirrored pairs than dimensions the ELBO on them grows without bound; allow "
+                f"{2 ** math.ceil(math.log2(q.min_draws))} draws, or use MeanField"
+            )
         if problem.num_starts > 1 and not self.several_starts:
             return f"num_starts works with the default method, GrowingDraws; got {name}"
         return None

@@ -51,6 +51,9 @@ class LBFGS(StepMethod):
     def __check_init__(self):
         check_num_draws(self.num_draws, 1, "num_draws")
 
+    def fixed_draws(self, q):
+        return self.num_draws
+
     def _optimiser(self):
         return optax.lbfgs(memory_size=self.memory_size)
 

@@ -58,6 +58,9 @@ class GrowingDraws(Method[GrowingState]):
         usual = max(256, min(8192, 2 ** int(math.log2(_BUFFER_NUMBERS / dimension))))
         return wanted if usual < wanted <= _BUFFER_NUMBERS / dimension else usual
 
+    def fixed_draws(self, q) -> int:
+        return self.buffer_draws(q.noise_size)
+
     def init(self, problem: Problem, key) -> GrowingState:
         objective = _objective(self, problem, key)
         first = max(self.first_draws, objective.num_score_params * _DRAWS_A_VALUE, problem.q.min_draws)

@@ -1,0 +1,151 @@
+"""Draws m + L e on fixed noise, L lower triangular: coordinates, Fisher information and its root, on the host."""
+
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from curvi.family.path import HostPath
+
+_LOG_2PI = float(np.log(2 * np.pi))
+
+
+class TriangularRoot:
+    """The root of the Fisher information at a factor L: steps (delta, A) in the place of steps of the parameters."""
+
+    def __init__(self, path: "TriangularPath", params: np.ndarray):
+        self.path, self.factor = path, path.factor(params)
+
+    def solve(self, v: np.ndarray) -> np.ndarray:
+        """A gradient in whitened coordinates: L' g of the mean, the lower triangle of L' G of the factor."""
+        mean, matrix = self.path.split(v, self.factor)
+        return self.path.join(self.factor.T @ mean, self.factor.T @ matrix, 2**-0.5)
+
+    def solve_transpose(self, v: np.ndarray) -> np.ndarray:
+        """The step of the parameters that a whitened one stands for."""
+        size, (rows, columns) = self.path.size, self.path.below
+        a = np.zeros((size, size))
+        a[rows, columns] = v[2 * size :]
+        a[np.diag_indices(size)] = 2**-0.5 * v[size : 2 * size]
+        moved = self.factor @ a
+        return np.concatenate([self.factor @ v[:size], np.diag(a), moved[rows, columns]])
+
+
+class TriangularPath(HostPath):
+    """x = m + L e: coordinates are m and L row by row."""
+
+    known_to_host: ClassVar[bool] = True
+
+    def __init__(self, size: int):
+        self.size = size
+        self.below = np.tril_indices(size, -1)
+        self._entropy_gradient = np.repeat([0.0, 1.0, 0.0], [size, size, len(self.below[0])])
+
+    def __eq__(self, other):
+        return type(other) is TriangularPath and other.size == self.size
+
+    def __hash__(self):
+        return hash((TriangularPath, self.size))
+
+    # -- in programs --------------------------------------------------------------------------------------------------
+
+    def _place(self, c):
+        return c[: self.size], c[self.size :].reshape(self.size, self.size)
+
+    def gradients(self, q, log_joint, c, noise, each):
+        mean, factor = self._place(c)
+        slope_of = jax.value_and_grad(lambda x: log_joint(q, (x,)))
+        values, slopes = each(slope_of)(mean + noise @ factor.T)
+        return values, self._pull(slopes, noise), None
+
+    def products(self, q, log_joint, c, along, noise, each):
+        (mean, factor), (mean_step, factor_step) = self._place(c), self._place(along)
+        slope_of = jax.grad(lambda x: log_joint(q, (x,)))
+        points, moves = mean + noise @ factor.T, mean_step + noise @ factor_step.T
+
+        def one(point_and_move):
+            size = self.size
+            return jax.jvp(slope_of, (point_and_move[:size],), (point_and_move[size:],))[1]
+
+        return self._pull(each(one)(jnp.concatenate([points, moves], 1)), noise), None
+
+    def _pull(self, slopes, noise):
+        """The gradient in m and L, averaged over the draws."""
+        return jnp.concatenate([slopes.mean(0), (slopes.T @ noise / noise.shape[0]).ravel()])
+
+    # -- on the host --------------------------------------------------------------------------------------------------
+
+    def factor(self, params: np.ndarray) -> np.ndarray:
+        """L."""
+        lower = np.zeros((self.size, self.size))
+        lower[self.below] = params[2 * self.size :]
+        lower[np.diag_indices(self.size)] = np.exp(params[self.size : 2 * self.size])
+        return lower
+
+    def from_moments(self, mean: np.ndarray, factor: np.ndarray) -> np.ndarray:
+        """The parameters with this mean and this L."""
+        size = self.size
+        if mean.shape != (size,) or factor.shape != (size, size):
+            raise ValueError(
+                f"expected a mean of shape ({size},) and a factor of shape ({size}, {size}) in working coordinates; "
+                f"got {mean.shape} and {factor.shape}"
+            )
+        if not (np.all(np.isfinite(mean)) and np.all(np.isfinite(factor))):
+            raise ValueError("mean and factor must be finite; check that the covariance is positive definite")
+        if np.any(np.triu(factor, 1)) or not np.all(np.diag(factor) > 0):
+            raise ValueError(
+                "factor must be lower triangular with a positive diagonal, as np.linalg.cholesky(covariance) returns it"
+            )
+        return np.concatenate([mean, np.log(np.diag(factor)), factor[self.below]])
+
+    def split(self, v: np.ndarray, factor: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """A gradient in the parameters as those in m and in L."""
+        matrix = np.zeros((self.size, self.size))
+        matrix[self.below] = v[2 * self.size :]
+        matrix[np.diag_indices(self.size)] = v[self.size : 2 * self.size] / np.diag(factor)
+        return v[: self.size], matrix
+
+    def join(self, mean: np.ndarray, matrix: np.ndarray, diagonal: float | np.ndarray) -> np.ndarray:
+        """A vector like the parameters from a mean and a matrix, its diagonal multiplied; any leading axes."""
+        on_diagonal = np.diagonal(matrix, axis1=-2, axis2=-1)
+        return np.concatenate([mean, diagonal * on_diagonal, matrix[..., self.below[0], self.below[1]]], -1)
+
+    def coordinates(self, params):
+        return np.concatenate([params[: self.size], self.factor(params).ravel()])
+
+    def tangent(self, params, direction):
+        lower = np.zeros((self.size, self.size))
+        lower[self.below] = direction[2 * self.size :]
+        scale = np.exp(params[self.size : 2 * self.size])
+        lower[np.diag_indices(self.size)] = scale * direction[self.size : 2 * self.size]
+        return np.concatenate([direction[: self.size], lower.ravel()])
+
+    def gradient(self, params, by_coordinates):
+        matrix = by_coordinates[..., self.size :].reshape(*by_coordinates.shape[:-1], self.size, self.size)
+        return self.join(by_coordinates[..., : self.size], matrix, np.exp(params[self.size : 2 * self.size]))
+
+    def product(self, params, direction, gradient, by_coordinates):
+        out = self.gradient(params, by_coordinates)
+        on_diagonal = slice(self.size, 2 * self.size)
+        out[on_diagonal] += direction[on_diagonal] * gradient[on_diagonal]
+        return out
+
+    def entropy(self, params):
+        return float(params[self.size : 2 * self.size].sum()) + 0.5 * self.size * (1 + _LOG_2PI)
+
+    def entropy_gradient(self):
+        return self._entropy_gradient
+
+    def spreads(self, params):
+        """The inverse root of the diagonal of the Fisher information."""
+        inverse = np.linalg.inv(self.factor(params))
+        row = np.sum(inverse**2, 0) ** -0.5  # of the mean, and of every entry in its row of L
+        return np.concatenate([row, np.full(self.size, 2**-0.5), row[self.below[0]]])
+
+    def root(self, params):
+        return TriangularRoot(self, params)
+
+    def whitened_scores(self, noise):
+        i, j = self.below
+        return np.concatenate([noise, (noise**2 - 1) / np.sqrt(2), noise[:, i] * noise[:, j]], 1)

@@ -7,9 +7,11 @@ import jax
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from curvi.family import FAMILIES, Family
+from curvi.certify.gain import default_tolerance
+from curvi.family import FAMILIES, Family, FullRank, MeanField
 from curvi.methods.base import Method, Problem
 from curvi.methods.defaults import default_method
+from curvi.model.latents import num_elements
 from curvi.model.minibatch import MinibatchTarget, check_scale
 from curvi.model.target import AbstractTarget
 from curvi.outcome import Outcome
@@ -27,7 +29,7 @@ def fit(
     family: Family | str | None = None,
     method: Method | None = None,
     num_steps: int | None = None,
-    tolerance: float = 0.05,
+    tolerance: float | None = None,
     progress: bool = True,
     num_starts: int = 1,
     start: Fit | None = None,
@@ -43,15 +45,17 @@ def fit(
     key
         A key from `jax.random.key(seed)`. The same key and inputs give bitwise identical results.
     family
-        "mean_field" (the default) or "full_rank"; or an instance, which also says where to start: `MeanField(target)`,
-        `FullRank(target)`, or the q of another fit.
+        "mean_field" or "full_rank"; or an instance, which also says where to start and is never replaced:
+        `MeanField(target)`, `FullRank(target)`, or the q of another fit. By default a mean field, and from it full rank
+        where a full covariance pays (`fit.families` says why): up to 500 continuous latents.
     method
         One of `curvi.methods`; by default the first row of `curvi.methods.DEFAULTS` that applies: Newton on growing
         draws for differentiable targets, regression on pooled draws where only values are available.
     num_steps
         Maximum number of steps; the method's own default if None.
     tolerance
-        Stop when the remaining gain plus two standard errors is below this many nats.
+        Stop when the remaining gain plus two standard errors is at most this many nats, and no mean or sd would move by
+        more than 0.1 sd. None takes 0.05 nats, or 0.001 per latent where that is more.
     progress
         Whether to show progress. The computation is the same with and without.
     num_starts
@@ -77,11 +81,17 @@ def fit(
         key, family, method, num_starts = _resumed(target, start, key, family, method, num_starts)
     _check_input(target, key, family, method, num_steps, tolerance, num_starts, max_seconds, max_evaluations)
     assert key is not None
-    q = family if isinstance(family, Family) else FAMILIES[family or "mean_field"](target)
-    problem = Problem(target, q, num_starts)
+    tolerance = default_tolerance(num_elements(target.latents)) if tolerance is None else tolerance
+    families = start.checkpoint.families if start is not None and start.checkpoint is not None else ()
+    if start is None:
+        families = (tuple(FAMILIES) if family is None else (family,)) if not isinstance(family, Family) else ()
+    q = family if isinstance(family, Family) else _first_q(target, families)
+    problem = Problem(target, q, num_starts, families)
     reason = "asked for"
     if method is None:
         method, reason = default_method(problem)
+    if families == ("full_rank",) and not method.widens and start is None:
+        problem = Problem(target, FullRank(target), num_starts, families)
     if (why := method.why_not(problem)) is not None:
         raise ValueError(why)
     if start is not None:
@@ -106,6 +116,14 @@ def fit(
     return found
 
 
+def _first_q(target: AbstractTarget, families: tuple[str, ...]) -> Family:
+    """The q to start from: a mean field, from which others start, unless another family was asked for and cannot."""
+    q = MeanField(target)
+    if families == ("full_rank",) and (q.why_not_full_rank() is not None or not q.reparameterised):
+        return FullRank(target)
+    return q
+
+
 def _as_fit(run: Run, outcome: Outcome, tolerance: float, reason: str) -> Fit:
     """The `Fit` of a run."""
     q, copies, starts = run.q, run.gain.copies, getattr(run.state, "start_elbos", None)
@@ -125,6 +143,9 @@ def _as_fit(run: Run, outcome: Outcome, tolerance: float, reason: str) -> Fit:
         error_copies=np.stack(copies).astype(q.params.dtype) if copies else None,
         start_elbos=starts if starts is not None and len(starts) else None,
         suspects=() if outcome is Outcome.CONVERGED else run.suspects(),
+        remaining_sds=run.gain.sds,
+        remaining_sds_se=run.gain.sds_error,
+        families=run.method.families(run.problem, run.state),
         checkpoint=run.checkpoint(tolerance),
     )
 
@@ -176,7 +197,7 @@ def _check_input(target, key, family, method, num_steps, tolerance, num_starts, 
             raise ValueError(
                 f"{name} must be a positive integer{'' if name == 'num_starts' else ' or None'}; got {number!r}"
             )
-    if not (isinstance(tolerance, int | float) and tolerance > 0):
-        raise ValueError(f"tolerance must be a positive number of nats; got {tolerance!r}")
+    if tolerance is not None and not (isinstance(tolerance, int | float) and tolerance > 0):
+        raise ValueError(f"tolerance must be a positive number of nats or None; got {tolerance!r}")
     if max_seconds is not None and not (isinstance(max_seconds, int | float) and max_seconds > 0):
         raise ValueError(f"max_seconds must be a positive number of seconds or None; got {max_seconds!r}")

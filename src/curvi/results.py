@@ -15,7 +15,7 @@ from curvi.estimate.psis import KHAT_DRAWS, smooth_weights
 from curvi.estimate.resample import resample
 from curvi.estimate.sampling import densities, log_ratios, sample, to_outputs
 from curvi.family import Family
-from curvi.methods.base import Method
+from curvi.methods.base import FamilyRow, Method
 from curvi.model.origin import origin_of
 from curvi.model.target import AbstractTarget
 from curvi.outcome import Outcome
@@ -50,6 +50,10 @@ class Fit:
         The method, and why it was chosen.
     suspects
         If the outcome reports a problem: the elements of latents that show it most.
+    remaining_sds, remaining_sds_se
+        The largest step that is left for the mean or the sd of any latent, in sds of q, and its standard error.
+    families
+        One row per family that could be chosen: name, parameters, predicted gain, chosen or not, why.
     checkpoint
         The state that `curvi.fit(target, start=fit)` resumes from.
     """
@@ -69,6 +73,9 @@ class Fit:
     start_elbos: np.ndarray | None = dataclasses.field(repr=False, default=None)
     error_copies: np.ndarray | None = dataclasses.field(repr=False, default=None)
     suspects: tuple[str, ...] = ()
+    remaining_sds: float = 0.0
+    remaining_sds_se: float = 0.0
+    families: tuple[FamilyRow, ...] = ()
     checkpoint: Checkpoint | None = dataclasses.field(repr=False, default=None)
 
     @property

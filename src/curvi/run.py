@@ -144,8 +144,9 @@ class Run(Generic[StateT]):
         return name_suspects(self.q, self.gain.weights)
 
     def checkpoint(self, tolerance: float) -> Checkpoint:
-        starts = self.problem.num_starts
-        return Checkpoint(self.key, self.state, self.history(), self.counts, float(tolerance), starts)
+        problem = self.problem
+        settings = (float(tolerance), problem.num_starts, problem.families)
+        return Checkpoint(self.key, self.state, self.history(), self.counts, *settings)
 
 
 _OUT_OF = (Outcome.MAX_STEPS, Outcome.MAX_SECONDS, Outcome.MAX_EVALUATIONS)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _FORMAT, _FORMAT_VERSION = "curvi fit", 2
 _TEXT, _CHECKSUM = "fit.json", "sha256"
-_NUMBERS = ("elbo", "elbo_se", "remaining_gain", "remaining_gain_se")
+_NUMBERS = ("elbo", "elbo_se", "remaining_gain", "remaining_gain_se", "remaining_sds", "remaining_sds_se")
 
 
 def _refuse(*_):
@@ -98,7 +98,7 @@ def read(path, target: AbstractTarget | None = None) -> tuple[dict[str, Any], fl
     fields = {
         "q": q.onto(target),
         "outcome": Outcome[said["outcome"]],
-        **{name: again(said[name]) for name in _NUMBERS},
+        **{name: again(said.get(name, 0.0)) for name in _NUMBERS},
         "history": history,
         "counts": counts,
         "seconds": Seconds(**said["seconds"]),
@@ -108,6 +108,7 @@ def read(path, target: AbstractTarget | None = None) -> tuple[dict[str, Any], fl
         "start_elbos": again(said["start_elbos"]),
         "error_copies": again(said["error_copies"]),
         "suspects": tuple(said["suspects"]),
+        "families": tuple(again(row) for row in said.get("families", ())),
         "checkpoint": _read_checkpoint(said["checkpoint"], again, history, counts),
     }
     return fields, again(said["khat"])
@@ -131,6 +132,7 @@ def _describe(fit: "Fit", arrays: list[np.ndarray]) -> dict:
         "start_elbos": keep(fit.start_elbos),
         "error_copies": keep(fit.error_copies),
         "suspects": list(fit.suspects),
+        "families": [keep(row) for row in fit.families],
         "order": fit.target.order,
         "method": _or_none(fit.method, arrays),  # optax optimisers consist of functions, which cannot be saved
         "reason": fit.reason,
@@ -161,6 +163,7 @@ def _describe_checkpoint(checkpoint: Checkpoint, arrays) -> dict:
         "state": state,
         "tolerance": checkpoint.tolerance,
         "num_starts": checkpoint.num_starts,
+        "families": list(checkpoint.families),
     }
 
 
@@ -172,7 +175,8 @@ def _read_checkpoint(said: dict | None, again, history: History, counts: CallCou
         state = Leaves(tuple(again(leaf) for leaf in state["leaves"]))
     else:
         state = again(state)
-    return Checkpoint(again(said["key"]), state, history, counts, said["tolerance"], said["num_starts"])
+    families = tuple(said.get("families", ()))
+    return Checkpoint(again(said["key"]), state, history, counts, said["tolerance"], said["num_starts"], families)
 
 
 def _check_precision(name: str) -> None:

@@ -9,7 +9,8 @@ import numpy as np
 from curvi.certify.fixed_draws import solve
 from curvi.estimate.fixed_draws.local import FixedDrawsModel
 from curvi.estimate.fixed_draws.objective import Objective
-from curvi.family.path import HostPath, NormalPath
+from curvi.family.normal_path import NormalPath
+from curvi.family.path import HostPath
 from curvi.outcome import Outcome
 
 _MATERIAL = 0.02  # a whitened gradient of this size is worth 0.0002 nats: smaller differences are ignored
@@ -26,7 +27,7 @@ _SECANT = 0.1  # step in sds of q: wide enough to cross kinks, small enough for 
 # Relative discrepancy of Hessian-vector products and secants. Up to 1 the products may be too small (they miss the
 # curvature of kinks), which overstates the remaining gain; beyond 1 they are too large, which understates it.
 LARGEST_DISCREPANCY, SUSPECT_DISCREPANCY = 1.0, 0.5
-_PROBE_PRODUCTS = 50
+_PROBE_PRODUCTS, _PROBE_RESIDUAL = 50, 1e-2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,10 +38,12 @@ class Doubt:
     weights: np.ndarray | None = None
 
 
-def smoothness(objective: Objective, local: FixedDrawsModel, stream: int, largest: float) -> Doubt | None:
+def smoothness(
+    objective: Objective, local: FixedDrawsModel, stream: int, largest: float, few: FixedDrawsModel | None = None
+) -> Doubt | None:
     """A doubt if values, gradients and Hessian-vector products are inconsistent, else None.
 
-    The noise of `local` must not have matched moments.
+    The noise of `local` must not have matched moments; products are tested on the draws of `few`, if given.
     """
     if not np.all(np.isfinite(local.draw_values)):
         return Doubt(Outcome.NON_FINITE, where_not_finite(local))
@@ -51,7 +54,7 @@ def smoothness(objective: Objective, local: FixedDrawsModel, stream: int, larges
         doubt = _gradient_doubt(objective, path, local, stream)
         if doubt is not None:
             return doubt
-    apart, size = _secant(objective, local.params, stream)
+    apart, size = _secant(objective, local, stream, few)
     # The test is skipped if ln p is not finite at the ends of the secant.
     total = np.linalg.norm(size)
     if np.isfinite(total) and total > 0 and np.linalg.norm(apart) > largest * total:
@@ -96,7 +99,7 @@ def unseen_direction(objective: Objective, local: FixedDrawsModel, stream: int) 
     undetermined direction: conjugate gradients from a random vector explore every direction.
     """
     rhs = random_vector(objective, stream) / local.spreads
-    probe = solve(local, rhs, _PROBE_PRODUCTS)
+    probe = solve(local, rhs, _PROBE_RESIDUAL, _PROBE_PRODUCTS)
     flat = probe.decrement / rhs.size > 0.01 / np.finfo(objective.dtype).eps
     if flat or not (probe.definite and np.isfinite(probe.decrement)):
         return Doubt(Outcome.NOT_A_MAXIMUM, np.abs(probe.x / local.spreads))
@@ -108,14 +111,20 @@ def random_vector(objective: Objective, stream: int) -> np.ndarray:
     return objective.source.generator(stream, 3).standard_normal(objective.num_params)
 
 
-def _secant(objective: Objective, params: np.ndarray, stream: int) -> tuple[np.ndarray, np.ndarray]:
-    """The secant of the gradient over steps of `_SECANT` sds, less the Hessian-vector product; and the secant."""
-    fixed = objective.noise(params, (stream, 1), min(objective.capacity, _SECANT_DRAWS), match=False)
-    local = objective(params, fixed)
-    scale = local.spreads
+def _secant(
+    objective: Objective, local: FixedDrawsModel, stream: int, few: FixedDrawsModel | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """The secant of the gradient over steps of `_SECANT` sds, less the Hessian-vector product; and the secant.
+
+    On `few` draws where they are given, as they do where the value hardly varies among draws.
+    """
+    params = local.params
+    if few is None:
+        few = objective(params, objective.noise(params, (stream, 1), min(objective.capacity, _SECANT_DRAWS), match=False))
+    scale, fixed = few.spreads, few.curvature.fixed
     # All parameters move by the same number of sds, except those without pathwise gradients.
     along = np.sign(random_vector(objective, stream)) * scale * objective.pathwise_params
-    product = local.curvature.mv(along)
+    product = few.curvature.mv(along)
     ahead, behind = (objective(params + side * _SECANT * along, fixed).grad for side in (1, -1))
     secant = (ahead - behind) / (2 * _SECANT)
     return (secant - product) * scale, secant * scale

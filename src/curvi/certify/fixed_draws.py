@@ -1,59 +1,102 @@
-"""The remaining gain and its standard error: the Newton decrement on fresh fixed draws."""
+"""The remaining gain at q on fresh fixed draws: the Newton decrement, corrected for the noise of the gradient."""
 
 import dataclasses
 
 import numpy as np
 
-from curvi.certify.gain import Gain, as_finite_or_inf
+from curvi.certify.gain import NUM_ERRORS, Gain, as_finite_or_inf
 from curvi.control.climb import MAX_PRODUCTS
-from curvi.descent.newton import Solved, solve_curvature
+from curvi.descent.newton import Solved, Step, solve_curvature, trust_region_step
 from curvi.estimate.fixed_draws.local import FixedDrawsModel
-from curvi.estimate.fixed_draws.objective import Objective
-from curvi.estimate.fixed_draws.sweep import CHUNK
+from curvi.estimate.local import variance_of_mean
+from curvi.family.path import HostPath
 from curvi.solve.truncated_cg import HOST
 
-_RESIDUAL = 1e-3
+# A decrement is off by the square of the relative residual of its solve.
+_RESIDUAL, _NOISE_RESIDUAL = 0.03, 0.1
+_NO_NOISE = 1e-12  # nats: averages that are exact but for rounding
 
 
-def solve(local: FixedDrawsModel, rhs: np.ndarray, max_products: int = MAX_PRODUCTS) -> Solved:
+def solve(local: FixedDrawsModel, rhs: np.ndarray, residual: float = 1e-3, max_products: int = MAX_PRODUCTS) -> Solved:
     """The solution x of -H x = rhs."""
-    return solve_curvature(local, rhs, _RESIDUAL, max_products, HOST)
+    return solve_curvature(local, rhs, residual, max_products, HOST)
 
 
 @dataclasses.dataclass(frozen=True)
-class Bias:
-    """The bias from the finite draws of a round: in nats, and a copy of the error of the parameters."""
+class Weighed:
+    """A local model on fresh draws, the Newton step that it suggests, and the remaining gain at its q.
 
-    nats: float
-    definite: bool
-    error: np.ndarray
+    Attributes
+    ----------
+    step
+        The step inside the trust region.
+    gain
+        The remaining gain; unknown where the region or negative curvature cut the step, or it is far from small.
+    bias
+        The nats that the noise of this gradient would leave after the step.
+    copy
+        A copy of the error that it would leave in the parameters.
+    """
+
+    local: FixedDrawsModel
+    step: Step
+    gain: Gain
+    bias: float
+    copy: np.ndarray
 
 
-def draws_bias(local: FixedDrawsModel) -> Bias:
-    """tr((-H)^-1 Cov g) / 2 nats, estimated by one solve with a copy of the gradient's noise."""
-    found = solve(local, local.noise.copy())
-    nats = as_finite_or_inf(found.decrement) if found.definite else np.inf
-    return Bias(nats, bool(np.isfinite(nats)), found.x)
+def weigh(local: FixedDrawsModel, radius: float = np.inf, near: float = np.inf) -> Weighed:
+    """The step and the remaining gain of a local model.
 
-
-def remaining_gain(
-    objective: Objective, params: np.ndarray, stream: tuple[int, ...], num_draws: int
-) -> tuple[Gain, FixedDrawsModel]:
-    """The Newton decrement on fresh draws, corrected for the noise of the gradient, and the local model."""
-    # Many parts give the best standard error, if each has enough draws for matched moments and uses all rows.
-    least = CHUNK if objective.expansion is not None else max(CHUNK, 2 * objective.dimension)
-    least = max(least, objective.source.epoch)
-    num_parts = next((parts for parts in (8, 4) if num_draws >= parts * least), 2)
-    local = objective(params, objective.noise(params, stream, num_draws, num_parts))
+    That gain is independent of all that led to q if the draws of the gradient are; those of the curvature need not be.
+    Where the step predicts more than `near` nats, the metric stands in for -H in what the noise adds.
+    """
+    step = trust_region_step(local, radius, lambda square: _RESIDUAL, MAX_PRODUCTS, HOST)
+    weights = np.abs(step.direction / local.spreads)
+    noise, root = local.noise.copy(), local.root()
+    copy = root.solve_transpose(root.solve(noise))
+    bias = as_finite_or_inf(noise @ copy / 2)
+    unknown = Gain(np.inf, np.inf, weights=weights)
+    if not step.definite or step.at_edge or step.predicted > near + bias:
+        return Weighed(local, step, unknown, bias, copy)
     solved: list[Solved] = []
 
     def inverse(v):
-        solved.append(solve(local, v))
+        exact = bias < _NO_NOISE
+        solved.append(Solved(copy, bias, True, 0) if exact else solve(local, v, _NOISE_RESIDUAL))
         return solved[-1].x
 
-    nats, error = local.decrement(inverse)
-    for found in solved:
-        if not found.definite:
-            return Gain(np.inf, np.inf, weights=np.abs(found.x / local.spreads)), local
-    gain = Gain(as_finite_or_inf(max(nats, 0.0)), as_finite_or_inf(error), copies=(solved[-1].x,))
-    return gain, local
+    nats, error = local.decrement(inverse, step.direction)
+    found = solved[-1]
+    if not found.definite:
+        step = dataclasses.replace(step, definite=np.bool_(False))
+        return Weighed(local, step, Gain(np.inf, np.inf, weights=np.abs(found.x / local.spreads)), np.inf, copy)
+    nats, error = as_finite_or_inf(max(nats, 0.0)), as_finite_or_inf(error)
+    gain = Gain(nats, error, copies=(found.x,), **largest_step(local, step.direction))
+    return Weighed(local, step, gain, as_finite_or_inf(found.decrement), found.x)
+
+
+def remaining_gain(local: FixedDrawsModel) -> Gain:
+    """The remaining gain of a local model on fresh draws."""
+    return weigh(local).gain
+
+
+def largest_step(local: FixedDrawsModel, step: np.ndarray) -> dict[str, float]:
+    """The largest move of a mean or ln sd among all latents, in sds of q, with standard errors, as fields of a `Gain`.
+
+    The noise of the step is that of the gradient, with the metric in the place of -H.
+    """
+    path, root = local.curvature.objective.path, local.root()
+    groups = local.noise.groups
+    natural = np.stack([root.solve_transpose(root.solve(group)) for group in groups])
+    if isinstance(path, HostPath):
+        moved = np.abs(path.sds_moved(local.params, step))
+        noise = np.stack([path.sds_moved(local.params, one) for one in natural])
+    else:
+        moved, noise = np.abs(step / local.spreads), natural / local.spreads
+    # Few groups know the error of each latent badly: half of it is the average over all latents.
+    own = np.array([variance_of_mean(column) for column in noise.T])
+    errors = np.sqrt((own + own.mean()) / 2)
+    worst = int(np.argmax(moved - NUM_ERRORS * errors))
+    numbers = {"sds": moved[worst], "sds_error": errors[worst], "sds_noise": errors.max()}
+    return {name: as_finite_or_inf(number) for name, number in numbers.items()}

@@ -8,6 +8,15 @@ from curvi.outcome import Outcome
 from curvi.record.counts import CallCounts
 
 NUM_ERRORS = 2.0
+LARGEST_STEP = 0.1  # in sds of q: the Monte Carlo error of a mean of a hundred independent draws
+LARGEST_STEP_ERROR = 0.05  # the largest standard error of such a step
+LARGEST_STEP_ERROR = 0.05  # the largest standard error of such a step
+_NATS, _NATS_A_LATENT = 0.05, 0.001
+
+
+def default_tolerance(num_latents: int) -> float:
+    """The largest total remaining gain in nats; a thousandth of a nat is an error of a mean of 0.045 sd."""
+    return max(_NATS, _NATS_A_LATENT * num_latents)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +35,11 @@ class Gain:
         Copies of the error that finite draws leave in the parameters.
     counts
         Evaluations spent on it.
+    sds, sds_error
+        The largest whitened Newton step among all latents, in sds of q (`HostPath.sds_moved`), and its standard error;
+        zero where a method does not know it.
+    sds_noise
+        The largest standard error of these steps.
     """
 
     nats: float
@@ -34,10 +48,16 @@ class Gain:
     weights: np.ndarray | None = None
     copies: tuple[np.ndarray, ...] = ()
     counts: CallCounts = dataclasses.field(default_factory=CallCounts)
+    sds: float = 0.0
+    sds_error: float = 0.0
+    sds_noise: float = 0.0
 
     def within(self, tolerance: float) -> bool:
-        """The rule of convergence: the remaining gain plus two standard errors is at most `tolerance`."""
-        return self.doubt is None and self.nats + NUM_ERRORS * self.error <= tolerance
+        """The rule of convergence: the remaining gain plus two standard errors is at most `tolerance` nats, and no mean
+        or sd is further than `LARGEST_STEP` sds from where it belongs, two standard errors granted.
+        """
+        near = self.sds <= LARGEST_STEP + NUM_ERRORS * self.sds_error and self.sds_noise <= LARGEST_STEP_ERROR
+        return self.doubt is None and near and self.nats + NUM_ERRORS * self.error <= tolerance
 
     @property
     def known(self) -> bool:

@@ -8,11 +8,14 @@ import dataclasses
 
 import numpy as np
 
-from curvi.certify.fixed_draws import draws_bias, remaining_gain
+from curvi.certify.fixed_draws import remaining_gain
 from curvi.control.climb import LEAST_EFFECTIVE, End, climb_step
 from curvi.estimate.fixed_draws.local import FixedDrawsModel
 from curvi.estimate.fixed_draws.noise import FixedNoise
 from curvi.estimate.fixed_draws.objective import Objective
+
+
+_PARTS = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,18 +35,15 @@ def look_ahead(
     gain_tolerance: float,
     max_steps: int,
     stream: tuple[int, ...],
+    num_fresh: int,
 ) -> Ahead:
-    """Climb from a local model on its own noise, with at most `max_steps` steps."""
+    """Climb from a local model on its own noise, with at most `max_steps` steps; the gain from there on fresh draws."""
     end = None if local.finite() else End.BAD_START
     while end is None and max_steps > 0:
         climbed = climb_step(objective, local, radius, gain_tolerance)
         local, radius, end, max_steps = climbed.local, climbed.radius, climbed.end, max_steps - 1
-    if end is End.DONE and not objective.num_score_params:
-        # At the maximum on these draws the remaining gain is their bias, estimated here from a single copy. Not for
-        # weighted draws, which may miss a value of a discrete latent entirely.
-        bias = draws_bias(local).nats
-        return Ahead(local.params, bias, bias, True)
-    rest, _ = remaining_gain(objective, local.params, stream, local.fixed.num_draws)
+    fresh = objective(local.params, objective.noise(local.params, stream, num_fresh, _PARTS))
+    rest = remaining_gain(fresh if objective.num_score_params else fresh.bent(local))
     return Ahead(local.params, rest.nats, rest.error, end is End.DONE)
 
 

@@ -13,6 +13,7 @@ from curvi.solve.truncated_cg import HOST
 
 _RESIDUAL, _LEAST_RESIDUAL = 0.2, 1e-3
 MAX_PRODUCTS = 200
+_NOTHING = 0.05  # share of the gain tolerance below which a step is not taken
 # Effective sample size of weighted draws, as a share: steps to less than the first are rejected, and below the second
 # new draws are made.
 LEAST_EFFECTIVE, _ENOUGH_EFFECTIVE = 0.25, 0.5
@@ -69,6 +70,9 @@ def climb_step(objective: Objective, local: FixedDrawsModel, radius: float, gain
     """One step up the ELBO on fixed noise; the climb ends where its predicted gain is below `gain_tolerance` nats."""
     resolution = objective.resolution
     step = trust_region_step(local, radius, _residual, MAX_PRODUCTS, HOST)
+    if not step.at_edge and step.definite and step.predicted <= _NOTHING * gain_tolerance:
+        # Not worth the evaluation of a candidate.
+        return Climbed(local, radius, float(step.predicted), False, int(step.num_products), End.DONE)
     trial = objective(objective.admit(local.params + step.direction), local.fixed)
     # Below the rounding error of the value a ratio is meaningless: such a step counts as predicted.
     rounding = 20 * resolution * (abs(trial.value) + 1)

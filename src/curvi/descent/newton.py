@@ -19,6 +19,9 @@ from curvi.solve.solution import Solver
 from curvi.solve.truncated_cg import ArrayT, Loop, Scalar, truncated_cg
 
 
+_NOTHING = 1e-12  # nats, twice: a whitened gradient whose square is smaller needs no products
+
+
 @pytree
 class Step:
     """A step and the model's prediction for it.
@@ -95,7 +98,7 @@ def trust_region_step(
     root = local.root()
     b = root.solve(local.grad)
     square = b @ b
-    limit = residual(square) ** 2 * square
+    limit = loop.xp.maximum(residual(square) ** 2 * square, _NOTHING)
 
     def multiply(d):
         return -root.solve(local.curvature.mv(root.solve_transpose(d)))

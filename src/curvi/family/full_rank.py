@@ -124,10 +124,8 @@ class FullRank(Family[Draw]):
 
     @property
     def min_draws(self) -> int:
-        """Two independent parts of mirrored pairs, each with as many pairs as dimensions: with fewer, the ELBO of
-        fixed draws has no maximum.
-        """
-        return 4 * self.dimension
+        """As many mirrored pairs as dimensions: with fewer, the ELBO of fixed draws has no maximum."""
+        return 2 * self.dimension
 
     @property
     def path(self) -> Path:

@@ -20,7 +20,8 @@ from curvi.family.continuous import Normal
 from curvi.family.discrete_values import every_value
 from curvi.family.factor import Factor
 from curvi.family.layout import Layout, lay_out
-from curvi.family.path import DirectPath, NormalPath, Path
+from curvi.family.normal_path import NormalPath
+from curvi.family.path import DirectPath, Path
 from curvi.family.widening import why_not_full_rank
 from curvi.model.latents import Latent
 from curvi.model.target import AbstractTarget

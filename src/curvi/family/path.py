@@ -5,8 +5,8 @@ function in two: *coordinates* c(Gamma), computed by the host, and draws x(e; c)
 saves compilation, which dominates a small fit: for a normal factor the coordinates are mean and scale, and the program
 is little more than the derivatives of the log density.
 
-`DirectPath` serves every family: c is Gamma, and the program differentiates all of it. `NormalPath` serves a product of
-normal factors.
+`DirectPath` serves every family: c is Gamma, and the program differentiates all of it. A `HostPath` is that of a normal
+distribution: `curvi.family.normal_path`, `curvi.family.triangular_path`.
 """
 
 from abc import ABC, abstractmethod
@@ -14,7 +14,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
@@ -22,9 +21,6 @@ if TYPE_CHECKING:
     from curvi.family.base import DrawT, Family
 
 Result = TypeVar("Result")
-
-_LARGEST_STORED = 2048  # dimensions up to which the matrix of a control variate is stored
-_ENTROPY = 0.5 * (1 + np.log(2 * np.pi))  # of a standard normal
 
 
 class LogJoint(Protocol):
@@ -123,6 +119,9 @@ class HostPath(Path):
     """A path of a normal distribution: the host knows its entropy and its Fisher information."""
 
     known_to_host: ClassVar[bool] = True
+    # Whether `whitened` and `rescaled` give steps of a fixed point (`curvi.control.fixed_point`).
+    has_fixed_point: ClassVar[bool] = False
+    size: int  # number of latents
 
     @abstractmethod
     def entropy(self, params: np.ndarray) -> float:
@@ -176,6 +175,18 @@ class HostPath(Path):
     def sds(self, params: np.ndarray) -> np.ndarray:
         """The marginal sds of q."""
 
+    @abstractmethod
+    def scale_matrix(self, params: np.ndarray) -> np.ndarray:
+        """L, with draws m + L e."""
+
+    def symmetrised(self, params: np.ndarray, slope: np.ndarray) -> np.ndarray:
+        """A gradient in the coordinates with the symmetry that its expectation has."""
+        return slope
+
+    def expected_hessian(self, params: np.ndarray, slope: np.ndarray) -> np.ndarray | None:
+        """E_q[Hessian of ln p] by Stein's identity, where the gradient in the coordinates determines it."""
+        return None
+
 
 class HostRootLike(Protocol):
     """L of a metric L L', in numpy."""
@@ -183,118 +194,3 @@ class HostRootLike(Protocol):
     def solve(self, v: np.ndarray) -> np.ndarray: ...
 
     def solve_transpose(self, v: np.ndarray) -> np.ndarray: ...
-
-
-class NormalPath(HostPath):
-    """A product of n normal factors with parameters (mean, ln scale) interleaved: x = mean + scale * e."""
-
-    def __init__(self, num_factors: int):
-        self.size = num_factors
-        self._entropy_gradient = np.tile([0.0, 1.0], num_factors)
-        self._half = np.full(num_factors, 2**-0.5)
-        self._last: tuple[np.ndarray | None, np.ndarray] = (None, self._half)
-
-    def __eq__(self, other):
-        return type(other) is NormalPath and other.size == self.size
-
-    def __hash__(self):
-        return hash((NormalPath, self.size))
-
-    def gradients(self, q, log_joint, c, noise, each):
-        mean, scale = c[: self.size], c[self.size :]
-        slope_of = jax.value_and_grad(lambda x: log_joint(q, (x,)))
-        values, slopes = each(lambda e: slope_of(mean + scale * e))(noise)
-        return values, jnp.concatenate([slopes.mean(0), (slopes * noise).mean(0)]), slopes
-
-    def products(self, q, log_joint, c, along, noise, each):
-        mean, scale, mean_step, scale_step = c[: self.size], c[self.size :], along[: self.size], along[self.size :]
-        slope_of = jax.grad(lambda x: log_joint(q, (x,)))
-
-        def one(e):
-            return jax.jvp(slope_of, (mean + scale * e,), (mean_step + scale_step * e,))[1]
-
-        products = each(one)(noise)
-        return jnp.concatenate([products.mean(0), (products * noise).mean(0)]), products
-
-    # -- on the host --------------------------------------------------------------------------------------------------
-
-    def coordinates(self, params):
-        return np.concatenate([params[0::2], self.scale(params)])
-
-    def tangent(self, params, direction):
-        return np.concatenate([direction[0::2], self.scale(params) * direction[1::2]])
-
-    def gradient(self, params, by_coordinates):
-        return _interleave(by_coordinates[..., : self.size], self.scale(params) * by_coordinates[..., self.size :])
-
-    def product(self, params, direction, gradient, by_coordinates):
-        scales = self.scale(params) * by_coordinates[self.size :] + direction[1::2] * gradient[1::2]
-        return _interleave(by_coordinates[: self.size], scales)
-
-    def location(self, v: np.ndarray) -> np.ndarray:
-        """The entries of a vector like the parameters that belong to means."""
-        return v[..., 0::2]
-
-    def scale(self, params: np.ndarray) -> np.ndarray:
-        """The scales; those of the last parameters are kept, since every part of an evaluation asks for them."""
-        if params is not self._last[0]:
-            self._last = (params, np.exp(params[..., 1::2]))
-        return self._last[1]
-
-    def log_scale_entries(self, v: np.ndarray) -> np.ndarray:
-        """The entries that belong to ln scales, to be changed in place."""
-        return v[..., 1::2]
-
-    def at_mean(self, params, spread=0.0):
-        return np.concatenate([params[0::2], np.broadcast_to(spread, self.size)])
-
-    def along_noise(self):
-        return np.concatenate([np.zeros(self.size), np.ones(self.size)])
-
-    def sds(self, params):
-        return self.scale(params)
-
-    def excess(self, hessian, noise):
-        size, times = self.size, _excess_matrix(hessian, noise)
-
-        def gradient(c):
-            out = np.zeros(2 * size)
-            out[size:] = times(c[size:])
-            return out
-
-        return gradient
-
-    def part_excess(self, hessian, parts, c):
-        sigma = c[self.size :]
-        pulled = parts * ((parts * sigma) @ hessian)
-        gradients = pulled.mean(1) - np.diag(hessian) * sigma
-        return gradients @ sigma / 2, np.concatenate([np.zeros_like(gradients), gradients], 1)
-
-    def entropy(self, params: np.ndarray) -> float:
-        return float(params[1::2].sum()) + self.size * _ENTROPY
-
-    def entropy_gradient(self) -> np.ndarray:
-        return self._entropy_gradient
-
-    def spreads(self, params: np.ndarray) -> np.ndarray:
-        """The inverse root of the Fisher information, which is diagonal."""
-        return _interleave(self.scale(params), self._half)
-
-    def whitened_scores(self, noise: np.ndarray) -> np.ndarray:
-        """Scores in coordinates where the Fisher information is the identity: e and (e^2 - 1) / sqrt 2 per factor."""
-        return _interleave(noise, (noise**2 - 1) / np.sqrt(2))
-
-
-def _excess_matrix(hessian: np.ndarray, noise: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-    """Products with K = H0 * (mean e e' - I), which is not stored where it is large."""
-    if noise.shape[-1] <= _LARGEST_STORED:
-        matrix = hessian * (noise.T @ noise / len(noise) - np.eye(noise.shape[-1]))
-        return lambda v: matrix @ v
-    half = noise[::2]  # both draws of a mirrored pair contribute equally
-    return lambda v: np.mean(half * ((half * v) @ hessian), 0) - np.diag(hessian) * v
-
-
-def _interleave(means: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    out = np.empty((*means.shape[:-1], 2 * means.shape[-1]))
-    out[..., 0::2], out[..., 1::2] = means, scales
-    return out

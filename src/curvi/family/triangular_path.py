@@ -35,7 +35,7 @@ class TriangularRoot:
 class TriangularPath(HostPath):
     """x = m + L e: coordinates are m and L row by row."""
 
-    known_to_host: ClassVar[bool] = True
+    has_fixed_point: ClassVar[bool] = True
 
     def __init__(self, size: int):
         self.size = size
@@ -57,7 +57,7 @@ class TriangularPath(HostPath):
         mean, factor = self._place(c)
         slope_of = jax.value_and_grad(lambda x: log_joint(q, (x,)))
         values, slopes = each(slope_of)(mean + noise @ factor.T)
-        return values, self._pull(slopes, noise), None
+        return values, self._pull(slopes, noise), slopes
 
     def products(self, q, log_joint, c, along, noise, each):
         (mean, factor), (mean_step, factor_step) = self._place(c), self._place(along)
@@ -68,7 +68,8 @@ class TriangularPath(HostPath):
             size = self.size
             return jax.jvp(slope_of, (point_and_move[:size],), (point_and_move[size:],))[1]
 
-        return self._pull(each(one)(jnp.concatenate([points, moves], 1)), noise), None
+        products = each(one)(jnp.concatenate([points, moves], 1))
+        return self._pull(products, noise), products
 
     def _pull(self, slopes, noise):
         """The gradient in m and L, averaged over the draws."""
@@ -149,3 +150,65 @@ class TriangularPath(HostPath):
     def whitened_scores(self, noise):
         i, j = self.below
         return np.concatenate([noise, (noise**2 - 1) / np.sqrt(2), noise[:, i] * noise[:, j]], 1)
+
+    def sds(self, params):
+        return np.sqrt(np.sum(self.factor(params) ** 2, 1))
+
+    def sds_moved(self, params, step):
+        """A step (delta, A) in whitened coordinates changes the covariance by L (A + A') L'."""
+        factor, sds = self.factor(params), self.sds(params)
+        moved = self.tangent(params, step)[self.size :].reshape(self.size, self.size)
+        return np.concatenate([step[: self.size] / sds, 2**0.5 * np.sum(moved * factor, 1) / sds**2])
+
+    # -- the control variate, and the expected Hessian ----------------------------------------------------------------
+
+    def at_mean(self, params, spread=0.0):
+        return np.concatenate([params[: self.size], np.diag(np.broadcast_to(spread, self.size)).ravel()])
+
+    def along_noise(self):
+        return np.concatenate([np.zeros(self.size), np.eye(self.size).ravel()])
+
+    def excess(self, hessian, noise):
+        moments = noise.T @ noise / len(noise) - np.eye(self.size)
+
+        def gradient(c):
+            return np.concatenate([np.zeros(self.size), (hessian @ self._place(c)[1] @ moments).ravel()])
+
+        return gradient
+
+    def part_excess(self, hessian, parts, c):
+        factor = self._place(c)[1]
+        bent = hessian @ factor
+        moments = np.einsum("psi,psj->pij", parts, parts) / parts.shape[1] - np.eye(self.size)
+        gradients = np.concatenate([np.zeros(parts.shape[:1] + (self.size,)), (bent @ moments).reshape(len(parts), -1)], 1)
+        return gradients @ c / 2, gradients
+
+    def scale_matrix(self, params):
+        return self.factor(params)
+
+    def whitened(self, params: np.ndarray, slope: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """L' E[grad] and -L' E[Hessian] L, symmetrised, from a gradient of the mean of ln p in m and L."""
+        factor = self.factor(params)
+        bend = factor.T @ slope[self.size :].reshape(self.size, self.size)
+        return factor.T @ slope[: self.size], -(bend + bend.T) / 2
+
+    def symmetrised(self, params, slope):
+        """L' E[grad e'] = L' E[Hessian] L is symmetric, though no average over draws is."""
+        factor = self.factor(params)
+        bend = factor.T @ slope[self.size :].reshape(self.size, self.size)
+        return np.concatenate([slope[: self.size], np.linalg.solve(factor.T, (bend + bend.T) / 2).ravel()])
+
+    def rescaled(self, params: np.ndarray, shift: np.ndarray, covariance: np.ndarray) -> np.ndarray:
+        """Parameters of the q whose mean and covariance are these in coordinates where q is standard normal."""
+        factor = self.factor(params)
+        try:
+            root = np.linalg.cholesky((covariance + covariance.T) / 2)
+        except np.linalg.LinAlgError:
+            root = np.full_like(covariance, np.nan)
+        moved = factor @ root
+        with np.errstate(invalid="ignore"):
+            return np.concatenate([params[: self.size] + factor @ shift, np.log(np.diag(moved)), moved[self.below]])
+
+    def expected_hessian(self, params, slope):
+        inverse = np.linalg.inv(self.factor(params))
+        return -inverse.T @ self.whitened(params, slope)[1] @ inverse

@@ -18,11 +18,12 @@ from jaxtyping import PRNGKeyArray
 from curvi.certify.decrement import certify
 from curvi.certify.gain import Gain
 from curvi.estimate.sampling import FINAL_DRAWS, log_ratios
-from curvi.family import Family
+from curvi.family import FAMILIES, Family
 from curvi.model.target import AbstractTarget
 from curvi.outcome import Outcome
 from curvi.record.counts import CallCounts
 from curvi.record.history import Row, mean_and_error
+from curvi.record.plain import register
 
 Kept = TypeVar("Kept")
 
@@ -76,8 +77,9 @@ class Problem:
     may be discarded at any time, and holds nothing that the state does not determine.
     """
 
-    def __init__(self, target: AbstractTarget, q: Family, num_starts: int = 1):
+    def __init__(self, target: AbstractTarget, q: Family, num_starts: int = 1, families: tuple[str, ...] = ()):
         self.target, self.q, self.num_starts = target, q, num_starts
+        self.families = families  # names that a method may choose from; empty where q is an instance of the user's
         # The type of the value depends on the name.
         self._kept: dict[str, tuple[tuple[object, ...], Any]] = {}
 
@@ -114,12 +116,37 @@ class News:
     outcome: Outcome | None = None
 
 
+@register
+@dataclasses.dataclass(frozen=True)
+class FamilyRow:
+    """A family of the ladder.
+
+    Attributes
+    ----------
+    name, num_params
+        Its name and its number of parameters.
+    predicted_gain
+        The nats that it should gain over a mean field; NaN where that is unknown.
+    chosen
+        Whether the fit ended with it.
+    why
+        Why, or why not.
+    """
+
+    name: str
+    num_params: int
+    predicted_gain: float
+    chosen: bool
+    why: str
+
+
 class Method(eqx.Module, Generic[StateT]):
     """A method to maximise the ELBO, with states of one type."""
 
     needs: ClassVar[Needs] = Needs()
     default_num_steps: ClassVar[int] = 500
     several_starts: ClassVar[bool] = False
+    widens: ClassVar[bool] = False  # whether a mean field may become full rank on the way
 
     @abstractmethod
     def init(self, problem: Problem, key: PRNGKeyArray) -> StateT:
@@ -143,6 +170,12 @@ class Method(eqx.Module, Generic[StateT]):
     def fixed_draws(self, q: Family) -> int | None:
         """The largest number of draws on which the method seeks a maximum; None where it does not keep them fixed."""
         return None
+
+    def families(self, problem: Problem, state: StateT) -> tuple[FamilyRow, ...]:
+        """What is known of the families that could have been chosen, one row each."""
+        q = state.q
+        name = next((name for name, kind in FAMILIES.items() if type(q) is kind), type(q).__name__)
+        return (FamilyRow(name, q.num_params, float("nan"), True, "the start of this method"),)
 
     def why_not(self, problem: Problem) -> str | None:
         """Why the method does not apply to a problem, as a sentence for the user; None if it does."""

@@ -1,7 +1,8 @@
 """Named latents: shapes, types and supports, read from a start value and checked."""
 
 import dataclasses
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +29,11 @@ class Latent:
     @property
     def discrete(self) -> bool:
         return supports_of.is_discrete(self.support)
+
+
+def num_elements(latents: Iterable[Latent]) -> int:
+    """Number of scalars among some latents."""
+    return sum(math.prod(latent.shape) for latent in latents)
 
 
 def read_latents(init, supports) -> tuple[tuple[Latent, ...], dict[str, Array]]:

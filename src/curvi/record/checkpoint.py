@@ -31,6 +31,8 @@ class Checkpoint:
         The tolerance of the call that ended here.
     num_starts
         Number of starts of the fit.
+    families
+        Names of the families that it may choose from.
     """
 
     key: Any
@@ -39,6 +41,7 @@ class Checkpoint:
     counts: CallCounts
     tolerance: float
     num_starts: int = 1
+    families: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

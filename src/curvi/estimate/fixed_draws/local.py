@@ -2,13 +2,14 @@
 
 import dataclasses
 import functools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from curvi.curvature import BlockDiagonal
 from curvi.estimate.fixed_draws.expansion import Expansion
 from curvi.estimate.fixed_draws.noise import FixedNoise
+from curvi.estimate.fixed_draws.sweep import rows_of
 from curvi.estimate.hybrid import Weighted
 from curvi.estimate.local import GroupNoise, LocalModel
 from curvi.family.path import HostPath, HostRootLike
@@ -38,9 +39,14 @@ class FixedDrawsHessian:
 class PartNoise(GroupNoise[np.ndarray]):
     """The gradients on the independent parts of the noise, each less its own excess; computed lazily."""
 
-    def __init__(self, hessian: FixedDrawsHessian, part_slopes: np.ndarray):
+    def __init__(self, hessian: FixedDrawsHessian, part_slopes: np.ndarray, symmetric: bool = False):
         object.__setattr__(self, "hessian", hessian)
         object.__setattr__(self, "part_slopes", part_slopes)
+        object.__setattr__(self, "symmetric", symmetric)
+
+    def symmetrised(self) -> "PartNoise":
+        """The noise of gradients whose expected Hessian is made symmetric."""
+        return PartNoise(vars(self)["hessian"], vars(self)["part_slopes"], True)
 
     # Overrides a field: only some steps need it.
     @functools.cached_property
@@ -50,6 +56,8 @@ class PartNoise(GroupNoise[np.ndarray]):
         fixed, path = hessian.fixed, hessian.objective.path
         if fixed.excess is not None:
             slopes = slopes - fixed.excess.over(fixed.parts(fixed.num_parts), path.coordinates(hessian.params))[1]
+        if vars(self)["symmetric"] and isinstance(path, HostPath):
+            slopes = np.stack([path.symmetrised(hessian.params, slope) for slope in slopes])
         return path.gradient(hessian.params, slopes)
 
 
@@ -107,6 +115,11 @@ class FixedDrawsModel(LocalModel[np.ndarray, FixedDrawsHessian, BlockDiagonal | 
     fixed: FixedNoise = None  # pyright: ignore[reportAssignmentType]  the parent's fields have defaults
     slope: np.ndarray = None  # pyright: ignore[reportAssignmentType]  in coordinates, less the control variate
     exact: float = 0.0
+    kept_slopes: Any = None  # on the device
+
+    def kept(self) -> np.ndarray | None:
+        """The gradient of ln p at each of the first draws."""
+        return None if self.kept_slopes is None else rows_of(self.kept_slopes)[: self.fixed.num_draws]
 
     def bent(self, few: "FixedDrawsModel") -> "FixedDrawsModel":
         """This model with the curvature on the draws of another one at the same parameters."""
@@ -115,6 +128,19 @@ class FixedDrawsModel(LocalModel[np.ndarray, FixedDrawsHessian, BlockDiagonal | 
         # The gradient enters the Hessian where coordinates are no linear functions of the parameters: that of the many.
         curvature = dataclasses.replace(few.curvature, raw_grad=self.curvature.raw_grad)
         return dataclasses.replace(self, curvature=curvature)
+
+    def symmetrised(self) -> "FixedDrawsModel":
+        """This model with both triangles of Stein's estimate of the expected Hessian averaged, which about halves its
+        noise. No longer the gradient of one function, so not for climbs on the same draws.
+        """
+        path = self.curvature.objective.path
+        if not isinstance(path, HostPath) or not path.has_fixed_point:
+            return self
+        slope = path.symmetrised(self.params, self.slope)
+        raw_grad = path.gradient(self.params, slope)
+        grad = raw_grad + path.entropy_gradient()
+        curvature = dataclasses.replace(self.curvature, grad=grad, raw_grad=raw_grad)
+        return dataclasses.replace(self, slope=slope, grad=grad, curvature=curvature, noise=self.noise.symmetrised())
 
     @property
     def params(self) -> np.ndarray:

@@ -10,6 +10,7 @@ moment. Whitening changes fourth moments by a relative 2 / pairs, below their sa
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 
 import jax
@@ -18,7 +19,7 @@ from scipy.special import ndtri
 
 from curvi.estimate.draws import SOBOL_DIMENSIONS, sobol_net
 from curvi.estimate.fixed_draws.expansion import Excess
-from curvi.estimate.fixed_draws.sweep import CHUNK, MOST_PARTS, Buffer
+from curvi.estimate.fixed_draws.sweep import CHUNK, LEAST_PARTS, MOST_PARTS, Buffer
 from curvi.model.minibatch import MinibatchTarget
 from curvi.model.target import AbstractTarget
 
@@ -129,6 +130,18 @@ def _nothing(size: int) -> tuple[jax.Array, jax.Array]:
 def epoch_draws(target: AbstractTarget) -> int:
     """Number of draws in the chunks of one epoch (one batch per chunk); 0 where every draw uses all rows."""
     return CHUNK * -(-target.num_rows // target.batch_size) if isinstance(target, MinibatchTarget) else 0
+
+
+_FEWEST, _LARGEST_MATCHED = 256, 512  # draws of a first correction; dimensions up to which its parts are matched
+
+
+def correction_draws(dimension: int) -> int:
+    """The number of draws of a first correction: parts with as many pairs as dimensions where that is affordable."""
+    if dimension <= CHUNK // 2:
+        return 2 * CHUNK
+    if dimension > _LARGEST_MATCHED:
+        return _FEWEST
+    return max(_FEWEST, LEAST_PARTS * CHUNK * math.ceil(2 * dimension / CHUNK))
 
 
 # -- the design -------------------------------------------------------------------------------------------------------

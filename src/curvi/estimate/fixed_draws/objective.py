@@ -7,7 +7,7 @@ import numpy as np
 from curvi.estimate.draws import sobol_net
 from curvi.estimate.fixed_draws.expansion import Excess, Expansion
 from curvi.estimate.fixed_draws.local import FixedDrawsHessian, FixedDrawsModel, PartNoise
-from curvi.estimate.fixed_draws.noise import FixedNoise, NoiseSource
+from curvi.estimate.fixed_draws.noise import FixedNoise, NoiseSource, correction_draws
 from curvi.estimate.fixed_draws.sweep import CHUNK, Sweeps
 from curvi.estimate.hybrid import Weighted
 from curvi.estimate.local import Counts
@@ -24,6 +24,7 @@ _LARGEST_HESSIAN = 10_240  # largest dimension: two matrices of 840 MB
 # The control variate is rejected if it multiplies the variance of the value by more than the first number and the
 # standard error is at least the second, in nats. A useless one, or one hidden by batch noise, is harmless.
 _MISLED, _MISLED_ERROR = 2.0, 1.0
+_LARGEST_WIDENED = 500  # dimensions up to which the expected Hessian may be asked for
 _NO_COUNTS = Counts()
 
 
@@ -49,7 +50,9 @@ class Objective:
         self.corrects = True  # whether the expansion is used as control variate; it is always used as metric
         self._units: FixedNoise | None = None
         self.counts = CallCounts()
-        num_kept = min(-(-self.dimension // CHUNK), self.source.size) if self.expandable else 0
+        # For rows of the Hessian at the mean, and for the expected Hessian.
+        wanted = correction_draws(self.dimension) if self.dimension <= _LARGEST_WIDENED else self.dimension
+        num_kept = min(-(-wanted // CHUNK), self.source.size) if self.expandable else 0
         self._num_kept = num_kept
         self._sweeps = Sweeps(target, q, self.source.size, num_kept)
         # One-sided differences of gradients need double precision.
@@ -70,7 +73,7 @@ class Objective:
         self._count(fixed)
         path = self.path
         c = path.coordinates(params)
-        found = self._sweeps.gradients(c, fixed.buffer)
+        found, kept = self._sweeps.gradients_and_kept(c, fixed.buffer)
         log_p = found.values.reshape(-1)[: fixed.num_draws]
         part_slopes = found.part_grads[: fixed.num_parts] * (fixed.num_parts / fixed.num_chunks)
         weighted = None
@@ -108,6 +111,7 @@ class Objective:
             fixed=fixed,
             slope=less,
             exact=exact,
+            kept_slopes=kept if self._num_kept else None,
         )
 
     def product(self, at: FixedDrawsHessian, direction: np.ndarray) -> np.ndarray:

@@ -61,7 +61,7 @@ def program(*static: int):
 
 
 CHUNK = 32  # draws per vectorised pass
-MOST_PARTS = 8
+MOST_PARTS, LEAST_PARTS = 8, 4  # independent parts of the noise, for standard errors
 
 
 class Buffer(NamedTuple):
@@ -119,25 +119,31 @@ class Sweeps:
         self._products = _Unpack(Products(vector, vector if hybrid else None, exact_product))
 
     def gradients(self, c: np.ndarray, buffer: Buffer) -> Gradients:
-        return self._gradients(self._run(run_gradients, buffer, c)[0])
+        return self.gradients_and_kept(c, buffer)[0]
+
+    def gradients_and_kept(self, c: np.ndarray, buffer: Buffer) -> tuple[Gradients, jax.Array]:
+        """`Gradients`, and the gradients in x at the draws that are kept, which stay on the device (`rows_of`)."""
+        packed, kept = self._run(run_gradients, buffer, c)
+        return self._gradients(packed), kept
 
     def gradients_at(self, c: np.ndarray, buffer: Buffer) -> np.ndarray:
         """The gradient in x at each draw."""
-        return _rows(self._run(run_gradients, buffer, c)[1])
+        return rows_of(self._run(run_gradients, buffer, c)[1])
 
     def products(self, c: np.ndarray, along: np.ndarray, buffer: Buffer) -> Products:
         return self._products(self._run(run_products, buffer, c, along)[0])
 
     def products_at(self, c: np.ndarray, along: np.ndarray, buffer: Buffer) -> np.ndarray:
         """The derivative of the gradient in x along the direction in which each draw moves."""
-        return _rows(self._run(run_products, buffer, c, along)[1])
+        return rows_of(self._run(run_products, buffer, c, along)[1])
 
     def _run(self, run, buffer: Buffer, *vectors):
         cast = (vector.astype(self._dtype) for vector in vectors)
         return run(self.structure, self._num_kept, self.arrays, buffer, *cast)
 
 
-def _rows(kept) -> np.ndarray:
+def rows_of(kept) -> np.ndarray:
+    """One row per kept draw."""
     return np.asarray(kept, np.float64).reshape(-1, kept.shape[-1])
 
 

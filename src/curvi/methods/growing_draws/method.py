@@ -9,16 +9,20 @@ import numpy as np
 
 from curvi.certify.gain import Gain
 from curvi.estimate.fixed_draws.expansion import Expansion
-from curvi.estimate.fixed_draws.noise import epoch_draws
+from curvi.estimate.fixed_draws.noise import correction_draws, epoch_draws
 from curvi.estimate.fixed_draws.objective import Objective
-from curvi.methods.base import Budget, Method, Needs, News, Problem
-from curvi.methods.growing_draws.rounds import CLIMB_SHARE, next_step, stand_still
+from curvi.family import Family
+from curvi.methods.base import Budget, FamilyRow, Method, Needs, News, Problem
+from curvi.methods.growing_draws.corrections import fresh_model
+from curvi.methods.growing_draws.ladder import ladder
+from curvi.methods.growing_draws.rounds import first_draws, next_step, stand_still
 from curvi.methods.growing_draws.state import GrowingState
 from curvi.methods.growing_draws.verdict import certify_end, plain_elbo
 from curvi.record.counts import CallCounts
 from curvi.record.plain import register
 
 _LEAST_DRAWS = 64
+CLIMB_SHARE = 0.05  # of the tolerance: where a look ahead ends
 _BUFFER_NUMBERS = 2**23
 _DRAWS_A_VALUE = 16  # per value of a discrete latent, so that each value is drawn
 
@@ -44,6 +48,7 @@ class GrowingDraws(Method[GrowingState]):
     needs: ClassVar[Needs] = Needs(order=1, kl=True)
     default_num_steps: ClassVar[int] = 1000
     several_starts: ClassVar[bool] = True
+    widens: ClassVar[bool] = True
 
     def __check_init__(self):
         for name in ("first_draws", "max_draws"):
@@ -62,10 +67,12 @@ class GrowingDraws(Method[GrowingState]):
         return self.buffer_draws(q.noise_size)
 
     def init(self, problem: Problem, key) -> GrowingState:
-        objective = _objective(self, problem, key)
-        first = max(self.first_draws, objective.num_score_params * _DRAWS_A_VALUE, problem.q.min_draws)
-        num_draws = min(2 ** math.ceil(math.log2(first)), objective.capacity)
-        return GrowingState.at(problem.q, num_draws, rough=objective.expandable, exact=objective.always_exact)
+        objective = _objective(self, problem, problem.q, key)
+        few = max(self.first_draws, objective.num_score_params * _DRAWS_A_VALUE, problem.q.min_draws)
+        num_draws = first_draws(objective, few)
+        num_fresh = min(max(correction_draws(objective.dimension), num_draws, 2 * objective.source.epoch), objective.capacity)
+        stage = "rough" if objective.expandable else "climb"
+        return GrowingState.at(problem.q, num_draws, num_fresh, stage, exact=objective.always_exact)
 
     def advance(self, problem: Problem, state: GrowingState, key, budget: Budget) -> tuple[GrowingState, News]:
         objective = _at(self, problem, state, key)
@@ -79,9 +86,13 @@ class GrowingDraws(Method[GrowingState]):
         objective = _at(self, problem, state, key)
         spent = objective.counts
         with np.errstate(all="ignore"):
-            state, local = stand_still(problem, objective, state, tolerance)
-            gain = certify_end(problem, objective, state, local, tolerance, CLIMB_SHARE * tolerance)
+            state, few = stand_still(problem, objective, state, tolerance)
+            local = fresh_model(problem, objective, state, few)
+            gain = certify_end(problem, objective, state, local, few, tolerance, CLIMB_SHARE * tolerance)
         return dataclasses.replace(gain, counts=objective.counts.less(spent))
+
+    def families(self, problem: Problem, state: GrowingState) -> tuple[FamilyRow, ...]:
+        return ladder(problem, state)
 
     def elbo(self, problem: Problem, state: GrowingState, key) -> tuple[float, float, CallCounts]:
         if problem.target.minibatched:
@@ -96,22 +107,22 @@ class GrowingDraws(Method[GrowingState]):
 # Functions instead of methods: Equinox wraps a method in a module at each lookup, which takes a tenth of a sweep.
 
 
-def _objective(method: GrowingDraws, problem: Problem, key) -> Objective:
-    """The programs and buffers, made once per run."""
+def _objective(method: GrowingDraws, problem: Problem, q: Family, key) -> Objective:
+    """The programs and buffers, made once per run and family."""
 
     def make() -> Objective:
         # Four parts that each use all rows, so that only the noise of the draws is left.
-        capacity = method.buffer_draws(problem.q.noise_size, 4 * epoch_draws(problem.target))
-        objective = Objective(problem.target, problem.q, key, capacity)
-        objective.compile(np.asarray(problem.q.params, np.float64))
+        capacity = method.buffer_draws(q.noise_size, 4 * epoch_draws(problem.target))
+        objective = Objective(problem.target, q, key, capacity)
+        objective.compile(np.asarray(q.params, np.float64))
         return objective
 
-    return problem.once("objective", make)
+    return problem.once("objective", make, type(q))
 
 
 def _at(method: GrowingDraws, problem: Problem, state: GrowingState, key) -> Objective:
     """The objective with the expansion of a state."""
-    objective = _objective(method, problem, key)
+    objective = _objective(method, problem, state.family, key)
     objective.expansion = None
     if state.hessian.size:
         make = lambda: Expansion(state.hessian, state.sigma)  # noqa: E731

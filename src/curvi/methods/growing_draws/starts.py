@@ -28,7 +28,7 @@ def try_start(problem: Problem, objective: Objective, state: GrowingState, gain_
     rng = objective.source.generator(FOR_STARTS, tried)
     shift = np.zeros(given.shape) if tried == 0 else _START_SPREAD * rng.standard_normal(given.shape)
     start = given + shift * state.family.location_params()
-    fixed = objective.noise(start, (FOR_CLIMBING, 0), state.num_draws)
+    fixed = objective.noise(start, (FOR_CLIMBING, 0), state.num_draws, 1)
     local, radius = objective(start, fixed), ON_FIXED_DRAWS.initial
     end = None if local.finite() else End.BAD_START
     while end is None and num_steps > 0:

@@ -41,6 +41,9 @@ class Climb:
 class GrowingState:
     """The state of `GrowingDraws`.
 
+    A fit climbs on few draws without control variate ("rough"), then with it ("climb"), and is corrected by gradients
+    on many fresh draws ("correct"), each of which certifies the q that it meets before it moves it.
+
     Attributes
     ----------
     family
@@ -49,52 +52,72 @@ class GrowingState:
         Its parameters in double precision.
     radius
         The trust radius in nats.
-    num_draws, index
-        The number of draws of the round, and the index of its random stream.
-    taken, last_draws
-        Steps so far, and the number of draws of the last round.
+    num_draws, num_fresh
+        The number of draws of a climb, which also give the curvature, and of a correction.
+    round, index
+        The index of the random stream of the climb, and that of the next correction.
+    promised
+        The gain that the last correction predicted; infinite before it.
+    taken
+        Steps so far.
     hessian, sigma
-        The Hessian of ln p at the mean of an earlier q, and the scales of that q; empty where there is none.
+        An estimate of the Hessian of ln p near q, and the sds of the q where it was taken; empty where there is none.
     misled_from
         The initial ELBO of the last climb whose control variate was misleading.
+    start_elbos
+        The ELBO reached from each of several starts; empty for a single one.
+    error
+        A copy of the error that the draws of the last correction left in the parameters; empty before it.
+    prediction
+        Predicted gain of a full covariance, its error and the largest factor by which sds would widen
+        (`PredictedGain`); empty before it is known.
     climb
         The current climb, or the one that has just ended; None before a new one.
-    rough
-        Whether this is the first climb, on few draws without control variate.
+    stage
+        "rough", "climb" or "correct".
     exact
         Whether Hessian-vector products are exact.
     corrects
-        Whether the Hessian at the mean is used as control variate.
+        Whether the Hessian is used as control variate.
     wants_metric
         Whether to compute the Hessian at the mean before the next step, because the last one took many products.
+    newton
+        Whether full-rank steps are Newton's, since the fixed point did not help.
     searched, kicked
         Whether a finite start was searched for, and whether q was moved off a saddle.
-    start_elbos
-        The ELBO reached from each of several starts; empty for a single one.
     """
 
     family: Family
     params: np.ndarray
     radius: float
     num_draws: int
+    num_fresh: int
+    round: int
     index: int
+    promised: float
     taken: int
-    last_draws: int
     hessian: np.ndarray
     sigma: np.ndarray
-    start_elbos: np.ndarray
     misled_from: float
+    start_elbos: np.ndarray
+    error: np.ndarray
+    prediction: np.ndarray
     climb: Climb | None
-    rough: bool = static(default=True)
+    stage: str = static(default="rough")
     exact: bool = static(default=False)
     corrects: bool = static(default=True)
     wants_metric: bool = static(default=False)
+    newton: bool = static(default=False)
     searched: bool = static(default=False)
     kicked: bool = static(default=False)
 
     @property
     def q(self) -> Family:
         return self.family.replace(jax.device_put(self.params.astype(self.family.params.dtype)))
+
+    @property
+    def rough(self) -> bool:
+        return self.stage == "rough"
 
     def but(self, **changes) -> "GrowingState":
         """This state with some fields changed."""
@@ -104,7 +127,7 @@ class GrowingState:
         return copy
 
     @classmethod
-    def at(cls, q: Family, num_draws: int, rough: bool, exact: bool) -> "GrowingState":
+    def at(cls, q: Family, num_draws: int, num_fresh: int, stage: str, exact: bool) -> "GrowingState":
         none, params = np.zeros(0), np.asarray(q.params, np.float64)
-        first = (num_draws, 0, 0, 0, none, none, none, -np.inf, None)
-        return cls(q, params, ON_FIXED_DRAWS.initial, *first, rough=rough, exact=exact)
+        first = (num_draws, num_fresh, 0, 0, np.inf, 0, none, none, -np.inf, none, none, none, None)
+        return cls(q, params, ON_FIXED_DRAWS.initial, *first, stage=stage, exact=exact)

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 
 from curvi.certify import consistency
-from curvi.certify.fixed_draws import draws_bias, remaining_gain
+from curvi.certify.fixed_draws import remaining_gain
 from curvi.certify.gain import UNKNOWN, Gain, unfinished
 from curvi.certify.look_ahead import gained_between, look_ahead
 from curvi.control.climb import End
@@ -16,7 +16,7 @@ from curvi.family.path import HostPath
 from curvi.methods.base import Problem
 from curvi.methods.growing_draws.starts import ENDLESS
 from curvi.methods.growing_draws.state import GrowingState
-from curvi.methods.growing_draws.streams import FOR_AHEAD, FOR_CERTIFYING, FOR_CHECKING, FOR_CONSISTENCY
+from curvi.methods.growing_draws.streams import FOR_AHEAD, FOR_CHECKING, FOR_CONSISTENCY
 from curvi.outcome import Outcome
 from curvi.record.history import mean_and_error
 
@@ -24,32 +24,26 @@ _LARGEST_ERROR = 1.0  # nats, plus 0.01 per dimension: largest useful standard e
 _VAGUE = 0.5  # nats: largest standard error of a remaining gain after hundreds of steps
 # Draws of the final check; fewer in high dimensions, where draws are expensive.
 _MOST_CHECK_DRAWS, _LEAST_CHECK_DRAWS, _LARGE = 1024, 256, 64
+_FEWEST_CHECK_DRAWS, _NO_ERROR = 64, 1e-3  # where the standard error of their mean is below this many nats
 _AHEAD_PARTS = 8  # independent parts of the draws that evaluate a look ahead
 
 
 def certificate(
-    problem: Problem, objective: Objective, state: GrowingState, tolerance: float, copies: tuple[np.ndarray, ...]
-) -> tuple[Gain, FixedDrawsModel]:
-    """The remaining gain on fresh draws and the local model; where the gain is small, with consistency checks.
-
-    `copies` are known copies of the error of the parameters.
-    """
-    stream = (FOR_CERTIFYING, state.index)
-    gain, local = remaining_gain(objective, state.params, stream, state.num_draws)
-    gain = dataclasses.replace(gain, copies=(*copies, *gain.copies))
-    if not gain.within(tolerance):
-        return gain, local
+    problem: Problem, objective: Objective, state: GrowingState, local: FixedDrawsModel, gain: Gain
+) -> Gain:
+    """A small remaining gain after the consistency checks, with a doubt where one fails."""
+    unknown = dataclasses.replace(gain, nats=np.inf, error=np.inf)
     if not _value_is_known(problem, objective, state):
-        return Gain(np.inf, np.inf, copies=gain.copies), local
-    doubt = _smoothness(problem, objective, state, consistency.LARGEST_DISCREPANCY)
+        return unknown
+    doubt = _smoothness(problem, objective, state, consistency.LARGEST_DISCREPANCY, local)
     if doubt is not None:
-        nats, error = (np.inf, np.inf) if doubt.outcome is Outcome.NON_FINITE else (gain.nats, gain.error)
-        return Gain(nats, error, doubt.outcome, doubt.weights, gain.copies), local
+        gain = unknown if doubt.outcome is Outcome.NON_FINITE else gain
+        return dataclasses.replace(gain, doubt=doubt.outcome, weights=doubt.weights)
     found = consistency.unseen_direction(objective, local, FOR_CONSISTENCY)
     if found is None:
-        return gain, local
+        return gain
     doubt = _smoothness(problem, objective, state, consistency.SUSPECT_DISCREPANCY) or found
-    return Gain(np.inf, np.inf, doubt.outcome, doubt.weights, gain.copies), local
+    return dataclasses.replace(unknown, doubt=doubt.outcome, weights=doubt.weights)
 
 
 def outcome_of_last_round(
@@ -83,27 +77,29 @@ def certify_end(
     objective: Objective,
     state: GrowingState,
     local: FixedDrawsModel,
+    few: FixedDrawsModel,
     tolerance: float,
     gain_tolerance: float,
 ) -> Gain:
-    """The gain of a fit that was stopped at any point, with a doubt if it has not converged."""
-    if not local.finite():
+    """The gain of a fit that was stopped at any point, with a doubt if it has not converged.
+
+    `local` has fresh draws and the curvature of `few`.
+    """
+    if not (few.finite() and local.finite()):
         return dataclasses.replace(UNKNOWN, doubt=Outcome.MAX_STEPS, weights=suspects(local))
-    bias = draws_bias(local)
-    weights = None if bias.definite else np.abs(bias.error / local.spreads)
-    gain = Gain(np.inf, np.inf, weights=weights, copies=(bias.error,))
-    if bias.definite:
-        gain, _ = certificate(problem, objective, state, tolerance, (bias.error,))
+    gain = remaining_gain(local)
+    if gain.within(tolerance):
+        gain = certificate(problem, objective, state, local, gain)
         if gain.within(tolerance):
             return gain
-    out_of_steps = state.climb is None or state.climb.how is None
+    out_of_steps = state.stage != "correct"
     if gain.doubt is None and out_of_steps and (gain.known or state.taken < ENDLESS):
         gain = dataclasses.replace(gain, doubt=Outcome.MAX_STEPS)
     gain = outcome_of_last_round(problem, objective, state, local, gain, tolerance)
     if gain.weights is None:
         gain = dataclasses.replace(gain, weights=suspects(local))
     if gain.doubt in (Outcome.MAX_STEPS, Outcome.NOISE_LIMIT):
-        gain = _ahead(objective, state, local, gain, gain_tolerance)
+        gain = _ahead(objective, state, few, gain, gain_tolerance)
     return gain
 
 
@@ -113,7 +109,7 @@ def _ahead(
     """The remaining gain at a q before the end of the climb, improved by a look ahead where that succeeds."""
     stream = (FOR_AHEAD, state.taken)
     # At most as many steps as the fit itself took.
-    ahead = look_ahead(objective, local, state.radius, gain_tolerance, state.taken, (*stream, 0))
+    ahead = look_ahead(objective, local, state.radius, gain_tolerance, state.taken, (*stream, 0), state.num_fresh)
     # Matched draws: their fourth moments bias a value, but hardly a difference of two values.
     fresh = objective.noise(state.params, (*stream, 1), _check_draws(objective, state), _AHEAD_PARTS)
     found = gained_between(objective, state.params, ahead.params, fresh)
@@ -137,7 +133,10 @@ def suspects(local: FixedDrawsModel) -> np.ndarray:
 
 def plain_elbo(problem: Problem, objective: Objective, state: GrowingState) -> tuple[float, float]:
     """ELBO and its standard error on fresh draws."""
-    local = _plain_model(problem, objective, state)
+    return _plain_mean(objective, _plain_model(problem, objective, state))
+
+
+def _plain_mean(objective: Objective, local: FixedDrawsModel) -> tuple[float, float]:
     num_pairs = local.fixed.num_draws // 2  # mirrored pairs are independent of each other
     values = local.part_means(num_pairs)
     if (excess := local.part_excess(num_pairs)) is not None:
@@ -154,24 +153,32 @@ def plain_elbo(problem: Problem, objective: Objective, state: GrowingState) -> t
 def _plain_model(problem: Problem, objective: Objective, state: GrowingState) -> FixedDrawsModel:
     """The local model on fresh unmatched draws at the current q, for consistency checks and the final ELBO.
 
-    Matched noise is suitable for gradients, but its fourth moments would bias the value.
+    Matched noise is suitable for gradients, but its fourth moments would bias the value. Few draws do where the value
+    hardly varies among them: q then is the posterior, or differs from it by a quadratic.
     """
 
     def make() -> FixedDrawsModel:
         num_draws = _check_draws(objective, state)
+        if not problem.target.minibatched and num_draws > _FEWEST_CHECK_DRAWS and isinstance(objective.path, HostPath):
+            few = _plain(objective, state, _FEWEST_CHECK_DRAWS, 2, 0)
+            if _plain_mean(objective, few)[1] < _NO_ERROR:
+                return few
         # Several parts: a standard error from two parts is sometimes almost zero.
         most = num_draws // (4 * CHUNK) if problem.target.minibatched else MOST_PARTS
-        parts = max(min(num_draws // CHUNK, most), 2)
-        fixed = objective.noise(state.params, (FOR_CHECKING, state.taken), num_draws, parts, match=False)
-        return objective(state.params, fixed)
+        return _plain(objective, state, num_draws, max(min(num_draws // CHUNK, most), 2), 1)
 
     return problem.once("plain", make, state.params)
+
+
+def _plain(objective: Objective, state: GrowingState, num_draws: int, num_parts: int, index: int) -> FixedDrawsModel:
+    fixed = objective.noise(state.params, (FOR_CHECKING, state.taken, index), num_draws, num_parts, match=False)
+    return objective(state.params, fixed)
 
 
 def _check_draws(objective: Objective, state: GrowingState) -> int:
     num_draws = _MOST_CHECK_DRAWS
     if objective.dimension > _LARGE:
-        num_draws = int(np.clip(4 * state.last_draws, _LEAST_CHECK_DRAWS, _MOST_CHECK_DRAWS))
+        num_draws = int(np.clip(state.num_fresh, _LEAST_CHECK_DRAWS, _MOST_CHECK_DRAWS))
     return min(num_draws, objective.capacity)
 
 
@@ -182,9 +189,13 @@ def _value_is_known(problem: Problem, objective: Objective, state: GrowingState)
     return plain_elbo(problem, objective, state)[1] < _LARGEST_ERROR + 0.01 * objective.dimension
 
 
-def _smoothness(problem: Problem, objective: Objective, state: GrowingState, largest: float):
-    local = _plain_model(problem, objective, state)
-    return consistency.smoothness(objective, local, FOR_CONSISTENCY, largest)
+def _smoothness(
+    problem: Problem, objective: Objective, state: GrowingState, largest: float, local: FixedDrawsModel | None = None
+):
+    """A doubt from fresh plain draws; where the value hardly varies among them, the curvature of `local` will do."""
+    plain = _plain_model(problem, objective, state)
+    few = local if local is not None and plain.fixed.num_draws == _FEWEST_CHECK_DRAWS else None
+    return consistency.smoothness(objective, plain, FOR_CONSISTENCY, largest, few)
 
 
 def _share(values: np.ndarray, excess: np.ndarray) -> float:

@@ -1,0 +1,201 @@
+"""Corrections: the gradient on many fresh draws, the Hessian on the few draws of the climb.
+
+The error of the answer is that of the gradient; a Hessian that is a tenth off costs one more step. Each correction
+certifies the q that it meets, since its draws have not moved that q, and then moves it: what certifies a fit has never
+moved it. The number of draws grows as far as their noise hides what is left to gain.
+"""
+
+import dataclasses
+import math
+
+import numpy as np
+
+from curvi.certify.fixed_draws import Weighed, weigh
+from curvi.certify.gain import LARGEST_STEP_ERROR, Gain
+from curvi.estimate.fixed_draws.local import FixedDrawsModel
+from curvi.estimate.fixed_draws.noise import correction_draws
+from curvi.estimate.fixed_draws.objective import Objective
+from curvi.estimate.fixed_draws.sweep import CHUNK, LEAST_PARTS, MOST_PARTS
+from curvi.methods.base import News, Problem
+from curvi.methods.growing_draws.ladder import looked_up
+from curvi.methods.growing_draws.state import GrowingState
+from curvi.methods.growing_draws.streams import FOR_CORRECTING, FOR_KICKS
+from curvi.methods.growing_draws.verdict import certificate, outcome_of_last_round
+from curvi.outcome import Outcome
+
+_BIAS_SHARE = 0.4  # of the tolerance: what the noise of the last correction may leave
+_SIGNAL_SHARE = 0.3  # of the predicted gain: far from the optimum, noise need not be smaller
+_SDS_ERROR = 0.8 * LARGEST_STEP_ERROR
+_SHARES = (1.0, 0.5, 0.25, 0.125)  # of a step, tried until its gain on few draws is as predicted
+_VALID = 0.5  # relative error of that prediction
+_SLOW = 0.25  # a correction that leaves more of the predicted gain wants a better Hessian
+_BETTER = 4  # factor for its draws
+_KICK = 0.1  # in sds of q
+_MOST_CORRECTIONS = 60
+_NEAR = 4  # tolerances: predicted gains from which it pays to measure the noise precisely
+
+
+def fresh_model(
+    problem: Problem, objective: Objective, state: GrowingState, few: FixedDrawsModel
+) -> FixedDrawsModel:
+    """The local model on the fresh draws of the next correction, with the curvature of the few.
+
+    Draws of latents without reparameterisation keep their values, so that their curvature is that of the same draws.
+    """
+
+    def make() -> FixedDrawsModel:
+        # Parts with as many pairs as dimensions have far less noise, where there can be enough of them.
+        least = max(CHUNK, objective.source.epoch)
+        matched = max(least, 2 * objective.dimension)
+        least = matched if state.num_fresh >= LEAST_PARTS * matched or objective.expansion is None else least
+        num_parts = next((parts for parts in (MOST_PARTS, LEAST_PARTS) if state.num_fresh >= parts * least), 2)
+        stream = (FOR_CORRECTING, state.index)
+        fixed = objective.noise(state.params, stream, state.num_fresh, num_parts)
+        return objective(state.params, fixed)
+
+    fresh = problem.once("fresh", make, state.params, (state.num_fresh, state.index))
+    return fresh if objective.num_score_params else fresh.symmetrised().bent(few)
+
+
+def correct(problem: Problem, objective: Objective, state: GrowingState, few: FixedDrawsModel, tolerance: float):
+    """The state after a look at fresh draws and the step that they suggest, or the end of the fit."""
+    local = fresh_model(problem, objective, state, few)
+    if not local.finite():
+        return _more_draws(objective, state, local, Gain(np.inf, np.inf), tolerance, problem)
+    state, wider = looked_up(problem, objective, state, local)
+    if wider is not None:
+        return wider, News()
+    found = weigh(local, state.radius, _NEAR * tolerance)
+    if not found.step.definite:
+        return _more_draws(objective, state, local, found.gain, tolerance, problem)
+    gain = found.gain
+    if gain.within(tolerance):
+        gain = certificate(problem, objective, state, local, gain)
+        if gain.doubt is Outcome.NOT_A_MAXIMUM and not state.kicked:
+            return _kick(objective, state, local), News()
+        if gain.within(tolerance) or gain.doubt is not None:
+            return state, News(gain=_with_error(gain, state), outcome=gain.doubt)
+    num_fresh = _wanted_draws(objective, state, found, tolerance)
+    if _is_noise(found) and not found.step.at_edge:
+        if num_fresh <= state.num_fresh or state.index >= _MOST_CORRECTIONS:
+            return _end(problem, objective, state, local, gain, tolerance)
+        return state.but(num_fresh=num_fresh, index=state.index + 1), News(gain=_reported(gain))
+    return _step(problem, objective, state, few, found, num_fresh, tolerance)
+
+
+def _step(problem, objective: Objective, state: GrowingState, few, found: Weighed, num_fresh: int, tolerance: float):
+    """The state after the largest share of the step whose gain on few draws is as predicted."""
+    step, local = found.step, found.local
+    on = local if objective.num_score_params else few
+    bend = 2 * (step.predicted - local.grad @ step.direction)
+    slope = on.grad @ step.direction
+    rounding = 20 * objective.resolution * (abs(on.value) + 1)
+    taken = None
+    for share in _SHARES:
+        trial = objective(objective.admit(state.params + share * step.direction), on.fixed)
+        expected = share * slope + share**2 * bend / 2
+        allowed = _VALID * (share * local.grad @ step.direction + share**2 * bend / 2) + rounding
+        if trial.finite() and abs(trial.value - on.value - expected) <= allowed and not objective.misled(trial):
+            taken = share
+            break
+    row = {
+        "elbo": local.value,
+        "elbo_se": float(np.std(local.part_means(local.fixed.num_parts)) / local.fixed.num_parts**0.5),
+        "predicted_gain": float(step.predicted),
+        "radius": state.radius,
+        "num_draws": local.fixed.num_draws,
+        "accepted": taken is not None,
+        "shrinkage": 1.0,
+    }
+    state = state.but(taken=state.taken + 1, index=state.index + 1)
+    if taken is None:
+        return _climb_again(objective, state), News([row], gain=_reported(found.gain))
+    if objective.num_score_params == 0:
+        problem.once("local", lambda: trial, trial.params, on.fixed)
+    divergence = taken**2 * float(step.divergence)
+    radius = max(4 * divergence, 0.1) if taken == 1.0 else max(divergence, 1e-3)
+    slow = taken == 1.0 and not step.at_edge and step.predicted > _SLOW * state.promised
+    state = state.but(
+        params=trial.params,
+        radius=max(radius, state.radius) if taken == 1.0 else radius,
+        num_fresh=num_fresh,
+        promised=np.inf if step.at_edge else float(step.predicted),
+        error=found.copy,
+    )
+    if slow and found.bias < _SLOW * step.predicted:
+        state = _better_curvature(objective, state)
+    return state, News([row], gain=_reported(found.gain))
+
+
+def _wanted_draws(objective: Objective, state: GrowingState, found: Weighed, tolerance: float) -> int:
+    """The number of draws of the next correction: their noise may leave a share of the tolerance, or of what is left."""
+    predicted = float(found.step.predicted)
+    allowed = max(_BIAS_SHARE * tolerance, _SIGNAL_SHARE * (predicted - found.bias))
+    factor = found.bias / allowed
+    if found.gain.known:
+        factor = max(factor, (found.gain.sds_noise / _SDS_ERROR) ** 2, found.gain.error / (0.4 * tolerance))
+    if not factor > 1:
+        return state.num_fresh
+    more = 2 ** min(math.ceil(math.log2(min(factor, 1e6))), 3)
+    return int(min(state.num_fresh * more, objective.capacity))
+
+
+def _is_noise(found: Weighed) -> bool:
+    """Whether a step would follow the noise of the gradient more than the gradient."""
+    return float(found.step.predicted) < 2 * found.bias
+
+
+def _reported(gain: Gain) -> Gain | None:
+    return gain if gain.known else None
+
+
+def _with_error(gain: Gain, state: GrowingState) -> Gain:
+    """The gain with the copy of the error that the last correction left in the parameters."""
+    return dataclasses.replace(gain, copies=(state.error, *gain.copies)) if state.error.size else gain
+
+
+def _more_draws(objective: Objective, state: GrowingState, local, gain: Gain, tolerance: float, problem: Problem):
+    """The state where the curvature is not definite or the fresh draws are not finite: more draws, or the end."""
+    if objective.num_score_params and state.num_fresh < objective.capacity:
+        return state.but(num_fresh=min(_BETTER * state.num_fresh, objective.capacity), index=state.index + 1), News()
+    if not objective.num_score_params and state.num_draws < objective.capacity:
+        return _climb_again(objective, state.but(index=state.index + 1)), News()
+    if not state.kicked and local.finite():
+        return _kick(objective, state, local), News()
+    return _end(problem, objective, state, local, gain, tolerance)
+
+
+def _climb_again(objective: Objective, state: GrowingState) -> GrowingState:
+    """A new climb on more draws, from where q is."""
+    num_draws = min(_BETTER * state.num_draws, objective.capacity)
+    return state.but(num_draws=num_draws, round=state.round + 1, climb=None, stage="climb", radius=1.0, newton=True)
+
+
+def _better_curvature(objective: Objective, state: GrowingState) -> GrowingState:
+    """The state with the curvature of more draws, as long as it costs less than a gradient."""
+    num_draws = min(_BETTER * state.num_draws, objective.capacity, correction_draws(objective.dimension) // 2)
+    if num_draws <= state.num_draws:
+        return state
+    return state.but(num_draws=num_draws, round=state.round + 1)
+
+
+def _end(problem, objective: Objective, state: GrowingState, local: FixedDrawsModel, gain: Gain, tolerance: float):
+    gain = outcome_of_last_round(problem, objective, state, local, gain, tolerance)
+    return state, News(gain=_with_error(gain, state), outcome=gain.doubt)
+
+
+def _kick(objective: Objective, state: GrowingState, local: FixedDrawsModel) -> GrowingState:
+    """The state after a small random step off a saddle."""
+    shift = objective.source.generator(FOR_KICKS).standard_normal(state.params.shape)
+    params = state.params + _KICK * local.spreads * shift
+    return state.but(
+        params=params,
+        radius=1.0,
+        kicked=True,
+        round=state.round + 1,
+        index=state.index + 1,
+        climb=None,
+        stage="climb",
+        newton=True,
+    )
+

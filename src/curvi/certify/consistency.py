@@ -99,6 +99,7 @@ def unseen_direction(objective: Objective, local: FixedDrawsModel, stream: int) 
     undetermined direction: conjugate gradients from a random vector explore every direction.
     """
     rhs = random_vector(objective, stream) / local.spreads
+    local = dataclasses.replace(local, shrinkage=1.0)
     probe = solve(local, rhs, _PROBE_RESIDUAL, _PROBE_PRODUCTS)
     flat = probe.decrement / rhs.size > 0.01 / np.finfo(objective.dtype).eps
     if flat or not (probe.definite and np.isfinite(probe.decrement)):

@@ -99,12 +99,8 @@ def trust_region_step(
     b = root.solve(local.grad)
     square = b @ b
     limit = loop.xp.maximum(residual(square) ** 2 * square, _NOTHING)
-
-    def multiply(d):
-        return -root.solve(local.curvature.mv(root.solve_transpose(d)))
-
     found = truncated_cg(
-        multiply,
+        lambda d: local.minus_curvature(root, d),
         b,
         loop=loop,
         max_products=max_products,
@@ -137,7 +133,7 @@ def solve_curvature(
     white = root.solve(b)
     limit = residual**2 * (white @ white)
     found = truncated_cg(
-        lambda d: -root.solve(local.curvature.mv(root.solve_transpose(d))),
+        lambda d: local.minus_curvature(root, d),
         white,
         loop=loop,
         max_products=max_products,

@@ -171,6 +171,8 @@ class LocalModel(Generic[ArrayT, CurvatureT, MetricT]):
         Evaluations spent on this model.
     calls_per_product
         Hessian-vector products of the log density per product with `curvature` (0 where the curvature is stored).
+    shrinkage
+        The share of -H less the metric that is believed, since the draws of the curvature are few.
     """
 
     value: Scalar
@@ -183,6 +185,12 @@ class LocalModel(Generic[ArrayT, CurvatureT, MetricT]):
     counts: Counts
     curvature_halves: tuple[Operator, Operator] | None = None
     calls_per_product: int = static(default=0)
+    shrinkage: float = static(default=1.0)
+
+    def minus_curvature(self, root: Root[ArrayT], d: ArrayT) -> ArrayT:
+        """-H d in the coordinates of the metric's root, shrunk towards the metric."""
+        product = -root.solve(self.curvature.mv(root.solve_transpose(d)))  # pyright: ignore[reportAttributeAccessIssue]
+        return product if self.shrinkage == 1 else self.shrinkage * product + (1 - self.shrinkage) * d
 
     def root(self) -> Root[ArrayT]:
         """The root of the metric in which steps are measured."""

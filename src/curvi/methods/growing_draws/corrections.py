@@ -32,6 +32,7 @@ _SLOW = 0.25  # a correction that leaves more of the predicted gain wants a bett
 _BETTER = 4  # factor for its draws
 _KICK = 0.1  # in sds of q
 _MOST_CORRECTIONS = 60
+_TOO_FLAT, _LEAST_SHRINKAGE = 1.3, 0.1  # ratio of measured to promised curvature from which the latter is believed less
 _NEAR = 4  # tolerances: predicted gains from which it pays to measure the noise precisely
 
 
@@ -65,7 +66,14 @@ def correct(problem: Problem, objective: Objective, state: GrowingState, few: Fi
     state, wider = looked_up(problem, objective, state, local)
     if wider is not None:
         return wider, News()
-    found = weigh(local, state.radius, _NEAR * tolerance)
+    state = _with_measured_curvature(state, local)
+    found = weigh(dataclasses.replace(local, shrinkage=state.shrinkage), state.radius, _NEAR * tolerance)
+    if state.shrinkage < 1 and found.gain.within(tolerance):
+        # Shrinkage hides flat directions: a certificate believes the curvature as it is.
+        found = weigh(local, state.radius)
+        most = correction_draws(objective.dimension)
+        if not found.gain.within(tolerance) and state.num_draws < most:
+            return _better_curvature(objective, state, most), News()
     if not found.step.definite:
         return _more_draws(objective, state, local, found.gain, tolerance, problem)
     gain = found.gain
@@ -81,6 +89,24 @@ def correct(problem: Problem, objective: Objective, state: GrowingState, few: Fi
             return _end(problem, objective, state, local, gain, tolerance)
         return state.but(num_fresh=num_fresh, index=state.index + 1), News(gain=_reported(gain))
     return _step(problem, objective, state, few, found, num_fresh, tolerance)
+
+
+def _with_measured_curvature(state: GrowingState, local: FixedDrawsModel) -> GrowingState:
+    """The state after the curvature along the last step, from the gradients on independent draws at both ends, was held
+    against what the few draws said of it: spurious flat directions make steps too long.
+    """
+    if not state.last_step.size:
+        return state
+    measured = state.last_step @ (state.last_grad - local.grad)
+    said = state.last_step @ state.last_grad  # of a whole Newton step
+    noise = local.noise.variance_along(state.last_step) ** 0.5
+    shrinkage = state.shrinkage
+    if measured - 2 * noise > _TOO_FLAT * said:
+        shrinkage = max(shrinkage / 2, _LEAST_SHRINKAGE)
+    elif measured + 2 * noise < said / _TOO_FLAT:
+        shrinkage = min(2 * shrinkage, 1.0)
+    none = np.zeros(0)
+    return state.but(shrinkage=shrinkage, last_step=none, last_grad=none)
 
 
 def _step(problem, objective: Objective, state: GrowingState, few, found: Weighed, num_fresh: int, tolerance: float):
@@ -121,9 +147,11 @@ def _step(problem, objective: Objective, state: GrowingState, few, found: Weighe
         num_fresh=num_fresh,
         promised=np.inf if step.at_edge else float(step.predicted),
         error=found.copy,
+        last_step=step.direction if taken == 1.0 and not step.at_edge else np.zeros(0),
+        last_grad=local.grad if taken == 1.0 and not step.at_edge else np.zeros(0),
     )
     if slow and found.bias < _SLOW * step.predicted:
-        state = _better_curvature(objective, state)
+        state = _better_curvature(objective, state, correction_draws(objective.dimension) // 2)
     return state, News([row], gain=_reported(found.gain))
 
 
@@ -171,9 +199,9 @@ def _climb_again(objective: Objective, state: GrowingState) -> GrowingState:
     return state.but(num_draws=num_draws, round=state.round + 1, climb=None, stage="climb", radius=1.0, newton=True)
 
 
-def _better_curvature(objective: Objective, state: GrowingState) -> GrowingState:
-    """The state with the curvature of more draws, as long as it costs less than a gradient."""
-    num_draws = min(_BETTER * state.num_draws, objective.capacity, correction_draws(objective.dimension) // 2)
+def _better_curvature(objective: Objective, state: GrowingState, most: int) -> GrowingState:
+    """The state with the curvature of more draws, `most` of them."""
+    num_draws = min(2 * state.num_draws, objective.capacity, most)
     if num_draws <= state.num_draws:
         return state
     return state.but(num_draws=num_draws, round=state.round + 1)

@@ -66,6 +66,10 @@ class GrowingState:
         The initial ELBO of the last climb whose control variate was misleading.
     start_elbos
         The ELBO reached from each of several starts; empty for a single one.
+    shrinkage
+        The share of -H less the metric that steps of corrections believe, since its draws are few.
+    last_step, last_grad
+        The step of the last correction and the gradient before it; empty before the first.
     error
         A copy of the error that the draws of the last correction left in the parameters; empty before it.
     prediction
@@ -100,6 +104,9 @@ class GrowingState:
     sigma: np.ndarray
     misled_from: float
     start_elbos: np.ndarray
+    shrinkage: float
+    last_step: np.ndarray
+    last_grad: np.ndarray
     error: np.ndarray
     prediction: np.ndarray
     climb: Climb | None
@@ -129,5 +136,5 @@ class GrowingState:
     @classmethod
     def at(cls, q: Family, num_draws: int, num_fresh: int, stage: str, exact: bool) -> "GrowingState":
         none, params = np.zeros(0), np.asarray(q.params, np.float64)
-        first = (num_draws, num_fresh, 0, 0, np.inf, 0, none, none, -np.inf, none, none, none, None)
+        first = (num_draws, num_fresh, 0, 0, np.inf, 0, none, none, -np.inf, none, 1.0, none, none, none, none, None)
         return cls(q, params, ON_FIXED_DRAWS.initial, *first, stage=stage, exact=exact)

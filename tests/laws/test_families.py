@@ -270,8 +270,10 @@ def test_with_fewer_pairs_than_dimensions_the_elbo_is_unbounded():
     assert far[0] > 10 and far[1] < -1e3
     for method in (curvi.methods.GrowingDraws(max_draws=64), curvi.methods.LBFGS(num_draws=64)):
         wide = Target(lambda t: -jnp.sum(t["x"] ** 2), {"x": np.zeros(50)})
-        with pytest.raises(ValueError, match=r"at most 64 fixed draws, but FullRank needs 200 here.*allow 256 draws"):
-            curvi.fit(wide, key=jax.random.key(0), family="full_rank", method=method, progress=False)
+        for family in ("full_rank", FullRank(wide)):
+            needed = f"at most 64 fixed draws, but FullRank needs {FullRank(wide).min_draws} here"
+            with pytest.raises(ValueError, match=needed):
+                curvi.fit(wide, key=jax.random.key(0), family=family, method=method, progress=False)
         assert method.why_not(curvi.methods.base.Problem(wide, MeanField(wide))) is None
 
 

@@ -15,7 +15,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.linalg import solve_triangular
+from jax.scipy.linalg import block_diag, solve_triangular
 from jax.scipy.special import ndtr, ndtri
 from jaxtyping import Array, Float
 
@@ -46,7 +46,7 @@ class FullRank(Family[Draw]):
         Gives names, shapes, supports and the start; at least one of its latents must be continuous.
     max_params
         The largest number of parameters of the normal distribution, d (d + 3) / 2 in d dimensions; None takes 525,824
-        (d = 1,024), or 5,150 (d = 100) beside discrete latents, where the metric is a dense matrix. More are refused.
+        (d = 1,024), or 2,144 (d = 64) beside discrete latents, where the metric is a dense matrix. More are refused.
     """
 
     params: Float[Array, " P"]
@@ -180,17 +180,16 @@ class FullRank(Family[Draw]):
         """A dense block of the normal distribution: for small dimensions; the default method never forms it where all
         latents are continuous.
         """
-        size, start = self.dimension, self._normal_params
-
-        def whitened(step):
-            moved, lower = jax.jvp(lambda p: (p[:size], self._moved(p).factor()), (start,), (step,))[1]
-            a = solve_triangular(self.factor(), lower, lower=True)
-            rows, columns = np.tril_indices(size, -1)
-            delta = solve_triangular(self.factor(), moved, lower=True)
-            return jnp.concatenate([delta, 2**0.5 * jnp.diag(a), a[rows, columns]])
-
-        root = jax.jacfwd(whitened)(jnp.zeros_like(start))
-        return self._blocks(root.T @ root, lambda rest: rest.fisher())
+        size, factor = self.dimension, self.factor()
+        inverse = solve_triangular(factor, jnp.eye(size, dtype=factor.dtype), lower=True)
+        precision = inverse.T @ inverse
+        below = np.tril_indices(size, -1)
+        rows, columns = (np.concatenate([np.arange(size), at]) for at in below)
+        # Entries of one column of L share the precision of their rows; those of two columns share nothing.
+        shared = precision[rows[:, None], rows] * (columns[:, None] == columns)
+        scale = jnp.ones(len(rows), factor.dtype).at[:size].set(jnp.diag(factor))  # the parameters are logarithms
+        own = jnp.diag(jnp.asarray(np.arange(len(rows)) < size, factor.dtype))
+        return self._blocks(block_diag(precision, scale[:, None] * shared * scale + own), lambda rest: rest.fisher())
 
     def hessian(self, x) -> BlockDiagonal:
         bent = jax.hessian(lambda p: self._moved(p)._normal_log_prob(x[0]))(self._normal_params)

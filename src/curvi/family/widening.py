@@ -9,8 +9,8 @@ from curvi.family.layout import Layout
 
 # Largest numbers of parameters of the joint normal. With continuous latents alone: 1,024 dimensions, half a million.
 MAX_PARAMS = 525_824
-# Beside discrete latents, where the metric is a dense matrix of the parameters: 100 dimensions, 212 MB.
-MAX_PARAMS_BESIDE_DISCRETE = 5_150
+# Beside discrete latents, where the metric is a dense matrix of the parameters: 64 dimensions, a minute on two cores.
+MAX_PARAMS_BESIDE_DISCRETE = 2_144
 
 
 def full_rank_params(dimension: int) -> int:

@@ -205,8 +205,8 @@ class Method(eqx.Module, Generic[StateT]):
             return f"{name} needs latents that are independent under q, as in a MeanField; got {type(q).__name__}"
         if (held := self.fixed_draws(q)) is not None and held < q.min_draws:
             return (
-                f"{name} climbs on at most {held} fixed draws, but {type(q).__name__} needs at least {q.min_draws} here: "
-                "with fewer mirrored pairs than dimensions the ELBO on them grows without bound; allow "
+                f"{name} climbs on at most {held} fixed draws, but {type(q).__name__} needs {q.min_draws} here: with "
+                "fewer mirrored pairs than dimensions the ELBO on them grows without bound; allow "
                 f"{2 ** math.ceil(math.log2(q.min_draws))} draws, or use MeanField"
             )
         if problem.num_starts > 1 and not self.several_starts:

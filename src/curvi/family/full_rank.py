@@ -98,6 +98,9 @@ class FullRank(Family[tuple[Array]]):
     def to_model(self, x):
         return self.layout.to_model(x, self.params.dtype)
 
+    def moments(self):
+        return self.params[: self.noise_size], self.factor() @ self.factor().T
+
     def log_prob(self, x):
         e = solve_triangular(self.factor(), x[0] - self.params[: self.noise_size], lower=True)
         return -0.5 * jnp.sum(e**2) - self._log_det() - 0.5 * self.noise_size * _LOG_2PI

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from curvi.estimate.fixed_draws.sweep import combine, program, split_structure
 from curvi.mcmc.kernels import Chains
 from curvi.mcmc.start import log_density
 from curvi.model.over_draws import over_draws
@@ -23,8 +23,9 @@ def sample_nuts(target, q, key, starts, inverse_mass_matrix, num_adaptation: int
     """
     _blackjax()
     keys = jax.random.split(key, num_adaptation + num_draws)
+    structure, arrays = split_structure(target, q)
     positions, log_p, diverging, leapfrogs, rate, step_size = _run(
-        target, q, keys, starts, inverse_mass_matrix, num_adaptation
+        structure, num_adaptation, arrays, keys, starts, inverse_mass_matrix
     )
 
     def kept(values):
@@ -42,9 +43,10 @@ def _blackjax() -> Any:
     return blackjax
 
 
-@eqx.filter_jit
-def _run(target, q, keys, starts, inverse_mass_matrix, num_adaptation: int):
+@program(0, 1)
+def _run(structure, num_adaptation: int, arrays, keys, starts, inverse_mass_matrix):
     blackjax = _blackjax()
+    target, q = combine(structure, arrays)
     # Adaptation and draws are one loop: the kernel, most of the program, is compiled once.
     each, kernel = over_draws(target, len(starts)), blackjax.nuts.build_kernel()
     metric = blackjax.mcmc.metrics.default_metric(inverse_mass_matrix)

@@ -88,9 +88,12 @@ class NutsStart:
 
 
 def log_density(target: AbstractTarget, q: Family, position: Float[Array, " d"]) -> Float[Array, ""]:
-    """ln p in the unconstrained coordinates of q, with the Jacobians of all maps from there."""
-    x, log_det = q.from_vector(position)
-    return q.log_joint(target.full(), x) + log_det
+    """ln p in the unconstrained coordinates of q, with the Jacobians of all maps from there.
+
+    Computed in the precision of the target, returned in that of the position.
+    """
+    x, log_det = q.from_vector(position.astype(q.params.dtype))
+    return (q.log_joint(target.full(), x) + log_det).astype(position.dtype)
 
 
 def to_nuts(target: AbstractTarget, q: Family, key, num_chains: int = 4, widen: float = 1.0) -> NutsStart:
@@ -102,7 +105,8 @@ def to_nuts(target: AbstractTarget, q: Family, key, num_chains: int = 4, widen: 
     check_count("num_chains", num_chains)
     if (why := why_not(target)) is not None:
         raise ValueError(why)
-    mean, covariance = q.moments()
+    # Samplers keep what is theirs in JAX's default type, and do not mix it with another one.
+    mean, covariance = (moment.astype(jnp.result_type(float)) for moment in q.moments())
     starts, num_tried = _finite_starts(target, q, key, num_chains, mean, widen)
     return NutsStart(starts, covariance, target, q, num_tried)
 
@@ -156,7 +160,7 @@ def _draw_starts(target, q, keys, mean, widen):
 @eqx.filter_jit
 def _to_named(target, q, positions):
     def one(position):
-        theta, _ = q.to_model(q.from_vector(position)[0])
+        theta, _ = q.to_model(q.from_vector(position.astype(q.params.dtype))[0])
         return theta if target.outputs is None else {**theta, **target.outputs(theta)}
 
     return map_draws(target.outputs, one, positions, _CHUNK)

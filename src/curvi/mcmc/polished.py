@@ -87,7 +87,7 @@ class Polished:
         """What speaks against these draws, each with what to do; empty if nothing does."""
         found = []
         if not self.largest_r_hat <= _MOST_R_HAT:
-            found.append(f"chains disagree (R-hat up to {self.largest_r_hat:.3f}): more draws, or a better family")
+            found.append(f"chains do not agree (R-hat up to {self.largest_r_hat:.4f}): more draws, or a better family")
         if not self.smallest_effective_size >= _EFFECTIVE_PER_CHAIN * self.num_chains:
             found.append(f"only {self.smallest_effective_size:,.0f} effective draws of an element: more draws")
         if self.num_divergences:

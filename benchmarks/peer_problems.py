@@ -77,16 +77,26 @@ def posteriordb(name: str) -> Problem:
     folder = POSTERIORDB / "open" / name
     if not folder.is_dir():
         raise UnavailableError(f"no {folder}: the posteriors are not part of this repository")
+    model, arguments = posteriordb_model(name)
+    reference = json.loads((folder / "reference.json").read_text())["parameters"]
+    target = curvi.from_numpyro(model, **arguments)
+    build = _PYMC.get(name)
+    return Problem(short(name), target, reference, None if build is None else lambda: build(arguments))
+
+
+def posteriordb_model(name: str) -> tuple[Callable, dict]:
+    """A NumPyro model and its arguments."""
     spec = importlib.util.spec_from_file_location("posteriordb_models", POSTERIORDB / "models.py")
     assert spec is not None and spec.loader is not None
     models = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(models)
     model, to_arguments = models.MODELS[name]
-    arguments = to_arguments(json.loads((folder / "data.json").read_text()))
-    reference = json.loads((folder / "reference.json").read_text())["parameters"]
-    target = curvi.from_numpyro(model, **arguments)
-    build = _PYMC.get(name)
-    return Problem(short(name), target, reference, None if build is None else lambda: build(arguments))
+    return model, to_arguments(json.loads((POSTERIORDB / "open" / name / "data.json").read_text()))
+
+
+def full_name(short_name: str) -> str:
+    """The name in posteriordb of what tables call otherwise."""
+    return next(name for name, found in _SHORT.items() if found == short_name)
 
 
 def short(name: str) -> str:

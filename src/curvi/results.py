@@ -15,6 +15,7 @@ from curvi.estimate.psis import KHAT_DRAWS, smooth_weights
 from curvi.estimate.resample import resample
 from curvi.estimate.sampling import densities, log_ratios, sample, to_outputs
 from curvi.family import Family
+from curvi.mcmc import NutsStart, Polished, polish, to_nuts
 from curvi.methods.base import FamilyRow, Method
 from curvi.model.origin import origin_of
 from curvi.model.target import AbstractTarget
@@ -184,6 +185,22 @@ class Fit:
         if k-hat shows that the weights are unreliable.
         """
         return resample(self.target, self.q, key, num_draws, num_proposals)
+
+    # -- on to Markov chains ------------------------------------------------------------------------------------------
+
+    def to_nuts(self, key, num_chains: int = 4) -> NutsStart:
+        """Starts and an inverse mass matrix from q with the log density, for NUTS of NumPyro, BlackJAX or another
+        library; see `curvi.mcmc.start.NutsStart`.
+        """
+        return to_nuts(self.target, self.q, key, num_chains)
+
+    def polish(self, key, num_draws: int = 1000, num_chains: int = 4) -> Polished:
+        """`num_draws` draws of the posterior per chain by NUTS from q, and how far they moved the posterior from q.
+
+        Needs BlackJAX, `pip install "curvi[mcmc]"`, continuous latents and a log density with gradients. Chains start
+        at draws of q with doubled sds and have q's covariance as inverse mass matrix.
+        """
+        return polish(self, key, num_draws, num_chains)
 
     # -- output -------------------------------------------------------------------------------------------------------
 

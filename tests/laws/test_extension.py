@@ -265,3 +265,8 @@ def test_supports_are_the_familys_business():
 
     fit = curvi.fit(target, key=KEY, family=Positive(target), progress=False)
     assert fit.converged and abs(float(fit.mean()["s"]) - 3.0) < 0.1
+    # It says nothing of vectors, and NUTS starts from it all the same.
+    start = fit.to_nuts(KEY)
+    assert np.isclose(start.logdensity_fn(jnp.array([0.4])), 3 * 0.4 - np.exp(0.4))
+    np.testing.assert_allclose(start.inverse_mass_matrix, [[np.exp(2 * fit.q.params[-1])]], rtol=0.1)
+    np.testing.assert_allclose(start.to_named(start.starts)["s"], np.exp(start.starts[:, 0]))

@@ -124,6 +124,24 @@ def test_every_parameter_has_its_name_and_its_part(name):
     assert q.reparameterised == (not q.latents_without_path) == bool(np.all(q.pathwise_params))
 
 
+@every
+def test_vectors_have_the_moments_that_the_family_says(name):
+    q = FAMILIES[name].q()
+    draws = jax.vmap(q.sample)(jax.random.split(jax.random.key(2), 4000))
+    vectors = np.asarray(jax.vmap(q.to_vector)(draws))
+    again, log_det = jax.vmap(q.from_vector)(jnp.asarray(vectors))
+    jax.tree.map(np.testing.assert_array_equal, again, draws)
+    assert not np.any(log_det)
+    mean, covariance = map(np.asarray, q.moments())
+    covariance = np.diag(covariance) if covariance.ndim == 1 else covariance
+    away = vectors - mean
+    assert_zero_mean(away)
+    products = away[:, :, None] * away[:, None, :]
+    assert_zero_mean((products - covariance).reshape(len(away), -1))
+    with pytest.raises(AssertionError):
+        assert_zero_mean((products - 1.2 * covariance).reshape(len(away), -1))
+
+
 # -- draws on fixed noise ---------------------------------------------------------------------------------------------
 
 

@@ -31,6 +31,7 @@ LAYERS = (
     "diagnostics",
     "report",
     "storage",
+    "mcmc",
     "results",
     "comparison",
     "fit",
@@ -41,7 +42,7 @@ LAYERS = (
 )
 LANGUAGES = ("numpyro", "pymc", "pyro", "blackjax", "tensorflow_probability", "cmdstanpy", "stan")
 OPTIONAL = ("matplotlib", "sklearn", "arviz", "arviz_base", "xarray", "pandas", "pymc", "pytensor", "stan", "pyarrow")
-OPTIONAL += ("IPython", "httpstan")
+OPTIONAL += ("IPython", "httpstan", "blackjax")
 # Part of the installation, but slow to import: only what is shown needs them.
 LATE = ("rich",)
 

@@ -216,3 +216,32 @@ def test_damaged_data_are_named(tmp_path, name, content, words):
 def _double_precision():
     yield
     jax.config.update("jax_enable_x64", True)
+
+
+def test_a_cache_of_compiled_programs(folder):
+    """The second process finds every program that the first one compiled, and says the same."""
+    code = """
+import sys, jax
+seen = []
+jax.monitoring.register_event_listener(lambda event, **_: seen.append(event.rpartition("/")[2]))
+from curvi.cli import app
+app(sys.argv[1:], standalone_mode=False)
+print(seen.count("cache_hits"), seen.count("cache_misses"))
+"""
+    cache = folder / "cache"
+    arguments = ["fit", f"{folder}/models.py:line", "--data", folder / "data.csv", "--json", "--cache", cache]
+    said = []
+    for _ in range(2):
+        command = [sys.executable, "-c", code, *map(str, arguments)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        fit, counts = done.stdout.strip().splitlines()
+        said.append((json.loads(fit), *map(int, counts.split())))
+    (first, _, misses), (second, hits, missed) = said
+    assert misses > 0 and missed == 0 and hits >= misses and any(cache.iterdir())
+    assert first["posterior"] == second["posterior"] and first["elbo"] == second["elbo"]
+
+
+def test_a_cache_must_be_a_folder(folder):
+    result = run("fit", f"{folder}/models.py:ready", "--cache", folder / "data.csv")
+    assert result.exit_code == 1 and "--cache takes a folder" in result.output

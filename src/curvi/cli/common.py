@@ -3,8 +3,10 @@
 import contextlib
 import json
 import math
+from pathlib import Path
 from typing import Annotated
 
+import jax
 import numpy as np
 import typer
 from rich.console import Console
@@ -14,6 +16,14 @@ ERROR, NO, MISSING, INTERRUPTED = 1, 3, 4, 130
 Traceback = Annotated[bool, typer.Option("--traceback", help="Show the traceback of an error.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 Seed = Annotated[int, typer.Option(help="Seed of all randomness.")]
+Cache = Annotated[
+    Path | None,
+    typer.Option(
+        "--cache",
+        metavar="FOLDER",
+        help="Keep compiled programs here for the next fit of the same model.",
+    ),
+]
 
 
 class InputError(Exception):
@@ -40,6 +50,18 @@ def explained(traceback: bool = False, as_json: bool = False):
         else:
             Console(stderr=True).print(f"Error: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(MISSING if isinstance(error, ImportError) else ERROR) from None
+
+
+def use_cache(folder: Path | None) -> None:
+    """Let JAX keep compiled programs in a folder, which it makes; None changes nothing."""
+    if folder is None:
+        return
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"--cache takes a folder; {folder} is a file")
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    # By default JAX keeps only what took a second to compile, and most programs of a fit take less.
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 def console() -> Console:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 import curvi
-from curvi.cli.common import INTERRUPTED, NO, Json, Seed, Traceback, console, emit, explained
+from curvi.cli.common import INTERRUPTED, NO, Cache, Json, Seed, Traceback, console, emit, explained, use_cache
 from curvi.cli.model import DataOption, Float32Option, ModelArgument, SetOption, read_target
 from curvi.cli.report import check_folder
 
@@ -31,6 +31,7 @@ def fit(
     ] = None,
     page: Annotated[Path | None, typer.Option("--report", help="Write an HTML report to this file.")] = None,
     float32: Float32Option = False,
+    cache: Cache = None,
     progress: Annotated[bool, typer.Option(help="Show progress on standard error.")] = True,
     as_json: Json = False,
     traceback: Traceback = False,
@@ -39,6 +40,7 @@ def fit(
     with explained(traceback, as_json):
         for path in (output, page):
             check_folder(path)
+        use_cache(cache)
         target, remarks = read_target(model, data, settings, float32)
         for remark in remarks:
             Console(stderr=True).print(remark, style="dim", markup=False, highlight=False, soft_wrap=True)

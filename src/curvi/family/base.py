@@ -13,11 +13,10 @@ map between the two (a bijection, a centring, a rotation) belongs to the family 
 `vmap` for many. Noise is one row of `noise_size` standard normal numbers per draw.
 """
 
-import dataclasses
 import itertools
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Any, Generic, Self, TypeVar
+from typing import Generic, Self, TypeVar
 
 import equinox as eqx
 import jax
@@ -28,6 +27,8 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from curvi.curvature import BlockDiagonal
 from curvi.family.path import DirectPath, Path
+from curvi.family.rebound import rebound
+from curvi.family.vector import join_leaves, sampled_moments, split_leaves
 from curvi.model.latents import Latent
 from curvi.model.target import AbstractTarget, LogDensity
 from curvi.solve.truncated_cg import Array as AnyArray
@@ -84,7 +85,7 @@ class Family(eqx.Module, Generic[DrawT]):
 
     def rebound(self, latents: Mapping[str, Latent]) -> Self:
         """The same q with its latents replaced by those of the same names, throughout its structure."""
-        return _rebound(self, latents)
+        return rebound(self, latents)
 
     # -- parameters ---------------------------------------------------------------------------------------------------
 
@@ -129,6 +130,21 @@ class Family(eqx.Module, Generic[DrawT]):
     def path(self) -> Path:
         """How draws on fixed noise depend on the parameters (`curvi.family.path`)."""
         return DirectPath(self.num_params)
+
+    # -- all latents as one vector of unconstrained real numbers (`curvi.mcmc`) ---------------------------------------
+
+    def to_vector(self, x: DrawT) -> Float[Array, " d"]:
+        """The draw of continuous latents as one unconstrained vector."""
+        return join_leaves(x)
+
+    def from_vector(self, v: Float[Array, " d"]) -> tuple[DrawT, Float[Array, ""]]:
+        """The draw of this vector, and the log Jacobian of the map to it."""
+        noise = jax.ShapeDtypeStruct((self.noise_size,), self.params.dtype)
+        return split_leaves(v, jax.eval_shape(self.from_normal, noise)), jnp.zeros((), v.dtype)
+
+    def moments(self) -> tuple[Float[Array, " d"], Float[Array, "d d"] | Float[Array, " d"]]:
+        """Mean and covariance of the vectors of draws; variances alone where the coordinates are independent."""
+        return sampled_moments(self)
 
     # -- derivatives --------------------------------------------------------------------------------------------------
 
@@ -272,18 +288,3 @@ class Family(eqx.Module, Generic[DrawT]):
         means that q has diverged.
         """
         return -np.inf
-
-
-def _rebound(value: Any, latents: Mapping[str, Latent]) -> Any:
-    """A copy of a tree of dataclasses and tuples with its latents replaced by name."""
-    if isinstance(value, Latent):
-        return latents.get(value.name, value)
-    if type(value) is tuple:
-        return tuple(_rebound(item, latents) for item in value)
-    if not dataclasses.is_dataclass(value) or isinstance(value, type):
-        return value
-    # Bypass the class's own initialiser, which may take other arguments than its fields.
-    made = object.__new__(type(value))
-    for field in dataclasses.fields(value):
-        object.__setattr__(made, field.name, _rebound(getattr(value, field.name), latents))
-    return made

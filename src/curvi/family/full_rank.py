@@ -158,6 +158,9 @@ class FullRank(Family[Draw]):
     def to_model(self, x):
         return self.layout.to_model(x, self.params.dtype)
 
+    def moments(self):
+        return self.params[: self.noise_size], self.factor() @ self.factor().T
+
     def log_prob(self, x):
         return self._normal_log_prob(x[0]) + self.weighed_log_prob(x)
 

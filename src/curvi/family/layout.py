@@ -164,6 +164,17 @@ class Layout:
             moves.append(np.tile(np.arange(factor.num_params) < (1 if has_spread else factor.num_params), n))
         return np.concatenate(moves)
 
+    def largest_exponent(self, params: np.ndarray) -> float:
+        """The largest of the ln scales and of the likely draws that a bijection maps to a support."""
+        largest, places = -np.inf, self.parameter_slices()
+        for slot in self.slots:
+            if not isinstance(self.factor_of(slot), Normal):
+                continue
+            mean, log_scale = params[places[slot.latent.name]].reshape(-1, 2).T
+            reached = np.max(np.abs(mean) + 3 * np.exp(log_scale)) if slot.pushed else -np.inf
+            largest = max(largest, float(log_scale.max()), float(reached))
+        return largest
+
 
 def lay_out(target: AbstractTarget, factors: Mapping[str, Factor]) -> tuple[Layout, np.ndarray]:
     """The layout of these factors, with defaults for unnamed latents, and the parameters at the target's start."""

@@ -22,6 +22,7 @@ from curvi.family.factor import Factor
 from curvi.family.layout import Layout, lay_out
 from curvi.family.normal_path import NormalPath
 from curvi.family.path import DirectPath, Path
+from curvi.family.vector import join_slots, sampled_moments, split_slots
 from curvi.family.widening import why_not_full_rank
 from curvi.model.latents import Latent
 from curvi.model.target import AbstractTarget
@@ -132,6 +133,18 @@ class MeanField(Family[Draw]):
     def path(self) -> Path:
         normal = all(isinstance(factor, Normal) for factor in self.layout.factors)
         return NormalPath(self.noise_size) if normal else DirectPath(self.num_params)
+
+    def to_vector(self, x: Draw) -> Float[Array, " d"]:
+        return join_slots(self.layout, x)
+
+    def from_vector(self, v: Float[Array, " d"]) -> tuple[Draw, Float[Array, ""]]:
+        return split_slots(self.layout, v)
+
+    def moments(self):
+        if not isinstance(self.path, NormalPath):
+            return sampled_moments(self, independent=True)
+        mean, log_scale = self.params.reshape(-1, 2).T
+        return mean, jnp.exp(2 * log_scale)
 
     # -- densities ----------------------------------------------------------------------------------------------------
 
@@ -288,12 +301,4 @@ class MeanField(Family[Draw]):
         return self.layout.location_params()
 
     def largest_exponent(self) -> float:
-        """The largest of the ln scales and of the likely draws that a bijection maps to a support."""
-        largest = -np.inf
-        for slot in self.layout.slots:
-            if not isinstance(self.layout.factor_of(slot), Normal):
-                continue
-            mean, log_scale = np.asarray(self.params_of(slot.latent.name), np.float64).reshape(-1, 2).T
-            reached = np.max(np.abs(mean) + 3 * np.exp(log_scale)) if slot.pushed else -np.inf
-            largest = max(largest, float(log_scale.max()), float(reached))
-        return largest
+        return self.layout.largest_exponent(np.asarray(self.params, np.float64))

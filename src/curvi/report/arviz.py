@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import jax
 import numpy as np
 
-from curvi.model.origin import origin_of
+from curvi.model.origin import Origin, origin_of
 from curvi.record.version import VERSION
 
 if TYPE_CHECKING:
@@ -15,21 +15,26 @@ if TYPE_CHECKING:
 
 def to_arviz(fit: "Fit", key, num_draws: int, predictive: bool = False):
     """Draws of q with their ln p and ln q as one chain; see `Fit.to_arviz`."""
-    module = _arviz()
+    _arviz()  # before what takes time
     draws, log_p, log_q = fit.draws_and_densities(key, num_draws)
     origin = origin_of(fit.target)
     groups = {"posterior": _chains(draws), "sample_stats": _chains({"lp": log_p, "log_q": log_q})}
     if predictive:
         predicted = fit.predict(jax.random.fold_in(key, 1), draws)
         groups.update({name: _chains(group) for name, group in predicted.items()})
+    return container(groups, origin, _attributes(fit))
+
+
+def container(groups: dict[str, dict], origin: Origin, attributes: dict):
+    """Groups of arrays (chains, draws, ...) by name, with what the origin knows of the model, in ArviZ's container."""
+    module = _arviz()
     if origin.observed_data:
-        groups["observed_data"] = dict(origin.observed_data)
+        groups = {**groups, "observed_data": dict(origin.observed_data)}
     names = {name for group in groups.values() for name in group}
     options = {
         "dims": {name: list(axes) for name, axes in origin.dims.items() if name in names} or None,
         "coords": dict(origin.coords) or None,
     }
-    attributes = _attributes(fit)
     if _is_old(module):
         return module.from_dict(**groups, **options, attrs=attributes, posterior_attrs=attributes)
     return module.from_dict(groups, **options, attrs={"/": attributes, "posterior": attributes})

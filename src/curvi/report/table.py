@@ -28,11 +28,14 @@ class Summary:
         Arrays by heading, in the order in which they are shown.
     notes
         Remarks on the columns, and the reasons for missing ones.
+    unknown
+        What is printed for numbers that are not known.
     """
 
     labels: tuple[str, ...]
     columns: dict[str, np.ndarray]
     notes: tuple[str, ...] = ()
+    unknown: str = "nan"
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -60,7 +63,7 @@ class Summary:
     def __str__(self) -> str:
         shown = range(len(self)) if len(self) <= _SHOWN else [*range(_SHOWN // 2), *range(-_SHOWN // 2, 0)]
         cells = [["", *self.columns]]
-        cells += [[self.labels[i], *(number(column[i]) for column in self.columns.values())] for i in shown]
+        cells += [[self.labels[i], *(self._cell(column[i]) for column in self.columns.values())] for i in shown]
         if len(self) > _SHOWN:
             cells.insert(_SHOWN // 2 + 1, ["..."] * len(cells[0]))
         widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
@@ -71,6 +74,9 @@ class Summary:
         if len(self) > _SHOWN:
             lines.append(f"{len(self)} rows; to_dict() or to_pandas() has them all")
         return "\n".join([*(line.rstrip() for line in lines), *self.notes])
+
+    def _cell(self, value: float) -> str:
+        return self.unknown if np.isnan(value) else number(value)
 
     __repr__ = __str__
 

@@ -126,7 +126,7 @@ def test_selection(names, labels):
     assert set(part.sd()) == ({names} if isinstance(names, str) else set(names))
 
 
-@pytest.mark.parametrize("kind", ["linear_response", "mean_field"])
+@pytest.mark.parametrize("kind", ["linear_response", "q", "mean_field"])
 def test_unknown_names(kind):
     with pytest.raises(ValueError, match="no latent or output named c, z; there are a, b, contrast"):
         gaussian().covariance(kind, names=["z", "a", "c"])

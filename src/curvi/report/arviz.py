@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from curvi.results import Fit
 
 
-def to_arviz(fit: "Fit", key, num_draws: int, predictive: bool = False):
-    """Draws of q with their ln p and ln q as one chain; see `Fit.to_arviz`."""
+def to_arviz(fit: "Fit", key, num_draws: int, predictive: bool = False, kind: str = "q"):
+    """Draws with their ln p and ln q as one chain; see `Fit.to_arviz`."""
     module = _arviz()
-    draws, log_p, log_q = fit.draws_and_densities(key, num_draws)
+    draws, log_p, log_q = fit.draws_and_densities(key, num_draws, kind)
     origin = origin_of(fit.target)
     groups = {"posterior": _chains(draws), "sample_stats": _chains({"lp": log_p, "log_q": log_q})}
     if predictive:
@@ -29,7 +29,7 @@ def to_arviz(fit: "Fit", key, num_draws: int, predictive: bool = False):
         "dims": {name: list(axes) for name, axes in origin.dims.items() if name in names} or None,
         "coords": dict(origin.coords) or None,
     }
-    attributes = _attributes(fit)
+    attributes = {**_attributes(fit), "draws": kind}
     if _is_old(module):
         return module.from_dict(**groups, **options, attrs=attributes, posterior_attrs=attributes)
     return module.from_dict(groups, **options, attrs={"/": attributes, "posterior": attributes})

@@ -21,7 +21,10 @@ from curvi.family import Family
 from curvi.family.path import HostPath, NormalPath
 from curvi.model.target import AbstractTarget
 
-MOST_DRAWS, LEAST_DRAWS = 512, 8
+MOST_DRAWS = 512
+# Draws below which sds of scales come out wrong by more than a tenth, however cheap the fit was: 64 in 250 dimensions.
+# Fewer in more, where each draw takes more products.
+_LEAST_DRAWS, _FEWEST_DRAWS, _FREE_PRODUCTS = 64, 8, 1 << 14
 _OWN_DRAWS = 32  # mirrored draws that average a linear function exactly
 _MOMENTS = 1 << 28  # numbers, over elements, draws and coordinates, behind the derivatives of the means
 _CG_PRODUCTS = 8  # products that conjugate gradients need for one right-hand side, about
@@ -57,8 +60,9 @@ class WhitenedHessian:
         size = self.q.noise_size
         steps = size if isinstance(self.q.path, NormalPath) else _CG_PRODUCTS * size
         affordable = MOST_DRAWS if self.budget is None else max(int(self.budget) // (2 * steps), 1)
-        least = 128 if target.minibatched else LEAST_DRAWS
-        return max(least, min(MOST_DRAWS, 1 << (affordable.bit_length() - 1)), -(-self.q.min_draws // 64) * 32)
+        least = int(np.clip(_power_of_two(_FREE_PRODUCTS // size), _FEWEST_DRAWS, _LEAST_DRAWS))
+        least = max(least, 128) if target.minibatched else least
+        return max(least, min(MOST_DRAWS, _power_of_two(affordable)), -(-self.q.min_draws // 64) * 32)
 
     @property
     def target(self) -> AbstractTarget:
@@ -186,3 +190,8 @@ class WhitenedHessian:
                 self.on = HessianOnDraws(on.target, on.q, on.key, min(4 * on.num_draws, MOST_DRAWS))
                 for name in ("dense", "_preconditioner"):
                     vars(self).pop(name, None)
+
+
+def _power_of_two(number: int) -> int:
+    """The largest power of two that is at most the number, at least one."""
+    return 1 << (max(number, 1).bit_length() - 1)

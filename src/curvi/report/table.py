@@ -11,7 +11,7 @@ from curvi.diagnostics.response import curvature_of
 if TYPE_CHECKING:
     from curvi.results import Fit
 
-_FREE = 20_000  # evaluations of the model that the column of linear response may take, however cheap the fit was
+_FREE = 40_000  # evaluations of the model that the column of linear response may take, however cheap the fit was
 _SHOWN = 60
 
 MEAN, SD, RESPONSE_SD = "mean", "sd (q)", "sd (linear response)"

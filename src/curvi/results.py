@@ -4,16 +4,17 @@ import dataclasses
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from curvi.diagnostics.curvature_report import CurvatureReport, curvature_report
-from curvi.diagnostics.linear_response import Covariance, linear_response, mean_shift, sample_covariance
+from curvi.diagnostics.draws_error import errors_of_moments, errors_of_quantiles
+from curvi.diagnostics.linear_response import Covariance, linear_response, response_sd, sample_covariance
+from curvi.diagnostics.moments import mean_and_sd, quantiles
+from curvi.diagnostics.response import check_kind, corrected, curvature_of
 from curvi.diagnostics.sensitivity import Sensitivity, sensitivity
-from curvi.estimate.draws import Sobol
 from curvi.estimate.psis import KHAT_DRAWS, smooth_weights
 from curvi.estimate.resample import resample
-from curvi.estimate.sampling import densities, log_ratios, sample, to_outputs
+from curvi.estimate.sampling import densities, log_ratios, sample
 from curvi.family import Family
 from curvi.mcmc import NutsStart, Polished, polish, to_nuts
 from curvi.methods.base import FamilyRow, Method
@@ -83,11 +84,22 @@ class Fit:
     def converged(self) -> bool:
         return self.outcome is Outcome.CONVERGED
 
-    def sample(self, key, num_draws: int) -> dict[str, np.ndarray | jax.Array]:
-        """`num_draws` draws by name, on the model's own supports, with the model's further outputs."""
+    def sample(self, key, num_draws: int, kind: str = "q") -> dict[str, np.ndarray | jax.Array]:
+        """`num_draws` draws by name, on the model's own supports, with the model's further outputs.
+
+        `kind="q"` draws from q. `kind="linear_response"` draws from the corrected normal distribution: q's means and
+        the linear-response covariance in q's own unconstrained coordinates, mapped to the supports. It needs normal
+        factors, and names those latents that have others.
+        """
+        return sample(self.target, self._family(kind), self._keys(key, num_draws))
+
+    def _family(self, kind: str) -> Family:
+        return self.q if check_kind(kind) == "q" else corrected(self)
+
+    def _keys(self, key, num_draws: int):
         if num_draws < 1:
             raise ValueError(f"num_draws must be at least 1; got {num_draws}")
-        return sample(self.target, self.q, jax.random.split(key, num_draws))
+        return jax.random.split(key, num_draws)
 
     def log_ratios(self, key, num_draws: int) -> jax.Array:
         """ln p - ln q of fresh draws on the full data; their mean is the ELBO."""
@@ -97,56 +109,57 @@ class Fit:
 
     @functools.cached_property
     def _moments(self):
-        return {name: _mean_and_sd(draws) for name, draws in self._even_draws().items()}
+        return mean_and_sd(self.target, self.q)
 
-    def _even_draws(self) -> dict[str, np.ndarray]:
-        # Closed forms exist on working coordinates only; 4,096 fixed quasi-random draws give means on the supports.
-        # Drawn outside a compiled program, where the points would be a constant.
-        draws = to_outputs(self.target, self.q, Sobol().sample(self.q, jax.random.key(0), 4096))
-        return {name: np.asarray(draw) for name, draw in draws.items()}
+    def quantiles(self, probabilities, kind: str = "q") -> dict[str, np.ndarray]:
+        """Posterior quantiles by name, on the model's supports, with a first axis for the probabilities; of q, or of
+        the corrected normal distribution (see `sample`).
+        """
+        return quantiles(self.target, self._family(kind), probabilities)
 
-    def quantiles(self, probabilities) -> dict[str, np.ndarray]:
-        """Posterior quantiles by name, on the model's supports, with a first axis for the probabilities."""
-        wanted = np.atleast_1d(np.asarray(probabilities, dtype=float))
-        if wanted.size == 0 or not np.all((wanted > 0) & (wanted < 1)):
-            raise ValueError(f"probabilities must lie between 0 and 1; got {probabilities!r}")
-        return {name: np.quantile(draws, wanted, axis=0) for name, draws in self._even_draws().items()}
+    def mean(self, kind: str = "q") -> dict[str, np.ndarray]:
+        """Posterior means by name, on the model's supports; of q, or of the corrected normal distribution (see
+        `sample`): they differ where a support bends a wider distribution.
+        """
+        moments = self._moments if check_kind(kind) == "q" else mean_and_sd(self.target, corrected(self))
+        return {name: mean for name, (mean, _) in moments.items()}
 
-    def mean(self) -> dict[str, np.ndarray]:
-        """Posterior means by name, on the model's supports."""
-        return {name: mean for name, (mean, _) in self._moments.items()}
-
-    def sd(self, kind: str = "mean_field") -> dict[str, np.ndarray]:
+    def sd(self, kind: str = "q") -> dict[str, np.ndarray]:
         """Posterior standard deviations by name, on the model's supports.
 
-        `kind="mean_field"` is the spread of q, too small where latents are correlated; `kind="linear_response"`
-        corrects for that.
+        `kind="q"` (or "mean_field") is the spread of q, too small where a product of factors leaves out correlation;
+        `kind="linear_response"` corrects for that, by the response of each mean to a tilt of the log density.
         """
-        if kind == "linear_response":
-            return self.covariance(kind).sd()
-        _check_kind(kind)
+        if check_kind(kind) == "linear_response":
+            return response_sd(curvature_of(self))
         return {name: sd for name, (_, sd) in self._moments.items()}
 
     def covariance(self, kind: str = "linear_response", names=None) -> Covariance:
         """Joint posterior covariance of all or of the named latents and outputs (`matrix`, `labels`, `sd()`)."""
-        _check_kind(kind)
-        if kind == "linear_response":
-            return linear_response(self.target, self.q, jax.random.key(0), names)
+        if check_kind(kind) == "linear_response":
+            return linear_response(self.target, self.q, jax.random.key(0), names, curvature_of(self))
         return sample_covariance(self.sample(jax.random.key(0), 4096), names)
 
     @functools.cached_property
+    def _moment_errors(self):
+        return errors_of_moments(self)
+
+    @property
     def draws_error(self) -> dict[str, np.ndarray]:
         """Error of each posterior mean caused by the finite number of draws, in units of its posterior sd.
 
         One standard error, estimated from few copies of the error; empty for methods without fixed draws.
         """
-        if self.error_copies is None:
-            return {}
-        moved = [mean_shift(self.target, self.q, jnp.asarray(copy)) for copy in self.error_copies]
-        sd = self.sd()
-        errors = {name: np.sqrt(np.mean([np.square(m[name]) for m in moved], 0)) for name in moved[0]}
-        # A discrete latent with a certain value has zero sd and no error.
-        return {name: np.divide(e, sd[name], out=np.zeros_like(e), where=sd[name] > 0) for name, e in errors.items()}
+        return self._moment_errors[0]
+
+    @property
+    def draws_error_sd(self) -> dict[str, np.ndarray]:
+        """The same of each posterior sd: 0.1 means that the sd is known to a tenth."""
+        return self._moment_errors[1]
+
+    def draws_error_quantiles(self, probabilities) -> dict[str, np.ndarray]:
+        """The same of posterior quantiles, in units of the posterior sd, with a first axis for the probabilities."""
+        return errors_of_quantiles(self, probabilities)
 
     # -- results from the curvature -----------------------------------------------------------------------------------
 
@@ -204,20 +217,23 @@ class Fit:
 
     # -- output -------------------------------------------------------------------------------------------------------
 
-    def summary(self, probabilities=(0.05, 0.5, 0.95)):
-        """A printable table with one row per scalar: mean, sds, quantiles, error; has `to_dict()` and `to_pandas()`."""
-        return summarise(self, probabilities)
+    def summary(self, probabilities=(0.05, 0.5, 0.95), kind: str = "q"):
+        """A printable table with one row per scalar: mean, sds, quantiles, errors; has `to_dict()` and `to_pandas()`.
+
+        Means and quantiles are those of `kind`; both sds are shown.
+        """
+        return summarise(self, probabilities, check_kind(kind))
 
     def save(self, path) -> None:
         """Write the fit to one file for `curvi.load`, with the state to resume from but without the target."""
         save(self, path)
 
-    def draws_and_densities(self, key, num_draws: int):
-        """The draws of `sample` with ln p(theta, X) on the full data and ln q(theta), on the model's supports."""
-        if num_draws < 1:
-            raise ValueError(f"num_draws must be at least 1; got {num_draws}")
-        keys = jax.random.split(key, num_draws)
-        return sample(self.target, self.q, keys), *densities(self.target, self.q, keys)
+    def draws_and_densities(self, key, num_draws: int, kind: str = "q"):
+        """The draws of `sample` with ln p(theta, X) on the full data and the log density that they were drawn from, on
+        the model's supports.
+        """
+        keys, q = self._keys(key, num_draws), self._family(kind)
+        return sample(self.target, q, keys), *densities(self.target, q, keys)
 
     def predict(self, key, draws: dict) -> dict[str, dict[str, np.ndarray]]:
         """Groups "posterior_predictive" and "log_likelihood" at given draws, where the model has them."""
@@ -228,22 +244,22 @@ class Fit:
             )
         return predict(key, draws)
 
-    def predictive(self, key, num_draws: int) -> dict[str, dict[str, np.ndarray]]:
-        """Groups of draws by name: "posterior", and where the model has observations "posterior_predictive" (new data)
-        and "log_likelihood" (of each observation, as `arviz.loo` takes it).
+    def predictive(self, key, num_draws: int, kind: str = "q") -> dict[str, dict[str, np.ndarray]]:
+        """Groups of draws by name: "posterior" (those of `sample`), and where the model has observations
+        "posterior_predictive" (new data) and "log_likelihood" (of each observation, as `arviz.loo` takes it).
         """
         key_draw, key_predict = jax.random.split(key)
-        draws = self.sample(key_draw, num_draws)
+        draws = self.sample(key_draw, num_draws, kind)
         return {"posterior": {name: np.asarray(v) for name, v in draws.items()}, **self.predict(key_predict, draws)}
 
-    def to_arviz(self, num_draws: int = 1000, key=None, predictive: bool = False):
+    def to_arviz(self, num_draws: int = 1000, key=None, predictive: bool = False, kind: str = "q"):
         """Draws for ArviZ: InferenceData on ArviZ 0.x, a DataTree on 1.x.
 
         Groups: posterior; sample_stats with `lp` (ln p) and `log_q` of each draw, for `arviz.psislw(lp - log_q)`;
         observed_data where the model has it; posterior_predictive and log_likelihood with `predictive=True`.
-        Attributes record the outcome. `key` determines the draws.
+        Attributes record the outcome and the kind of draws (see `sample`). `key` determines the draws.
         """
-        return to_arviz(self, jax.random.key(0) if key is None else key, num_draws, predictive)
+        return to_arviz(self, jax.random.key(0) if key is None else key, num_draws, predictive, check_kind(kind))
 
     def report(self, path, title: str | None = None) -> None:
         """Write one self-contained HTML page: the verdict, progress, posterior, k-hat, curvature and cost."""
@@ -255,15 +271,6 @@ class Fit:
     def __repr__(self) -> str:
         # Cheap, since debuggers and lists call it often.
         return f"Fit({self.outcome.name}, elbo={self.elbo:.4f}, remaining_gain={self.remaining_gain:.3g})"
-
-
-def _mean_and_sd(values: np.ndarray):
-    return values.mean(0, dtype=np.float64), values.std(0, dtype=np.float64)
-
-
-def _check_kind(kind: str) -> None:
-    if kind not in ("mean_field", "linear_response"):
-        raise ValueError(f'kind must be "mean_field" or "linear_response"; got {kind!r}')
 
 
 def load(path, target: AbstractTarget | None = None) -> Fit:

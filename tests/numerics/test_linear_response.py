@@ -10,10 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from numpyro.distributions import constraints
+from scipy.linalg import solve_banded
 
 from curvi import MeanField, Target, fit
 from curvi.adapters.numpyro.model import from_numpyro
-from curvi.diagnostics.linear_response import linear_response
+from curvi.diagnostics.hessian import WhitenedHessian
+from curvi.diagnostics.linear_response import linear_response, response_sd
 from curvi.estimate.fixed_draws.noise import matched_noise
 from curvi.estimate.pathwise import path_log_density
 
@@ -126,7 +128,7 @@ def test_selection(names, labels):
     assert set(part.sd()) == ({names} if isinstance(names, str) else set(names))
 
 
-@pytest.mark.parametrize("kind", ["linear_response", "mean_field"])
+@pytest.mark.parametrize("kind", ["linear_response", "q", "mean_field"])
 def test_unknown_names(kind):
     with pytest.raises(ValueError, match="no latent or output named c, z; there are a, b, contrast"):
         gaussian().covariance(kind, names=["z", "a", "c"])
@@ -148,6 +150,81 @@ def test_needs_two_derivatives():
     target = Target(lambda t: -(t["x"] ** 2) / 2, {"x": np.array(0.0)}, order=1)
     with pytest.raises(ValueError, match="linear response needs the Hessian of a twice differentiable target"):
         linear_response(target, MeanField(target), jax.random.key(0))
+
+
+# -- cost -------------------------------------------------------------------------------------------------------------
+
+
+@lru_cache
+def groups(size=60):
+    """A logistic regression with group effects of unknown scale: correlated, skewed, and not small."""
+    rng = np.random.default_rng(4)
+    group, x = rng.integers(size, size=400), rng.normal(size=400)
+    y = (rng.uniform(size=400) < 1 / (1 + np.exp(-(0.5 * x + rng.normal(size=size)[group])))).astype(float)
+
+    def log_density(t):
+        logits = t["offset"] + t["slope"] * x + t["scale"] * t["effect"][group]
+        prior = -0.5 * (t["effect"] @ t["effect"] + t["offset"] ** 2 + t["slope"] ** 2 + t["scale"] ** 2)
+        return prior + jnp.sum(y * logits - jnp.logaddexp(0, logits))
+
+    start = {"effect": np.zeros(size), "offset": np.array(0.0), "slope": np.array(0.0), "scale": np.array(1.0)}
+    return run(Target(log_density, start, {"scale": constraints.positive}))
+
+
+@pytest.mark.parametrize("found", [gaussian, log_gaussian, groups])
+def test_all_sds_cost_at_most_the_fit(found):
+    """A product counts as two evaluations; all latents are asked for."""
+    whole = found().covariance()
+    assert 0 < 2 * whole.num_products <= found().counts.evaluations
+
+
+def test_few_draws_are_enough():
+    found = groups()
+    many = WhitenedHessian(found.target, found.q, jax.random.key(9))
+    few = WhitenedHessian(found.target, found.q, jax.random.key(8), budget=1)
+    assert many.num_draws == 512 and few.num_draws == 64
+    exact, cheap = (response_sd(curved) for curved in (many, few))
+    assert few.num_products * 4 < many.num_products
+    for name, sd in exact.items():
+        np.testing.assert_allclose(cheap[name], sd, rtol=0.05)
+    # What linear response adds is more than that.
+    assert exact["offset"] > 1.3 * found.sd()["offset"]
+
+
+def test_a_few_names_are_solved_without_the_matrix():
+    found = groups()
+    whole = WhitenedHessian(found.target, found.q, jax.random.key(8), budget=1)
+    part = WhitenedHessian(found.target, found.q, jax.random.key(8), budget=1)
+    every, one = (linear_response(found.target, found.q, None, n, c) for n, c in ((None, whole), ("offset", part)))
+    assert part.blocks is None and one.num_products < every.num_products / 3
+    np.testing.assert_allclose(np.sqrt(one.matrix[0, 0]), every.sd()["offset"], rtol=1e-3)
+    assert one.residual < 1e-5
+    # The control variate removes what few draws add; without it the products are those of another matrix.
+    rows = np.random.default_rng(0).normal(size=(3, found.q.num_params))
+    formed = whole.product(rows)
+    vars(part.on)["_excess"] = None
+    assert np.abs(part.on.product(rows) - formed).max() > 0.1
+
+
+def test_many_latents_in_bounded_memory():
+    """Beyond the largest matrix that is formed, some latents at a time are solved by products."""
+    size = 5000
+    target = Target(
+        lambda t: -0.5 * jnp.sum(t["x"] ** 2) - 0.45 * jnp.sum(t["x"][1:] * t["x"][:-1]), {"x": np.zeros(size)}
+    )
+    q = MeanField(target)
+    q = q.replace(jnp.tile(jnp.array([0.0, 0.0]), size))
+    curved = WhitenedHessian(target, q, jax.random.key(0), budget=1)
+    assert curved.num_draws == 8 and not curved.on.formable
+    rows = curved.mean_rows(np.array([0, 7, 4999]), size)
+    found, residual = curved.solve(rows)
+    assert curved.blocks is None and residual < 1e-5
+    # A tridiagonal precision matrix with 1 and 0.45.
+    precision = np.zeros((3, size))
+    precision[0], precision[1, 1:], precision[2, :-1] = 1.0, 0.45, 0.45
+    for row, place in zip(found, (0, 7, 4999)):
+        expected = solve_banded((1, 1), precision[[1, 0, 2]], np.eye(size)[place])
+        np.testing.assert_allclose(row[0::2], expected, atol=1e-4)
 
 
 # -- posteriors with reference answers --------------------------------------------------------------------------------

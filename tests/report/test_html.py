@@ -69,7 +69,16 @@ def test_the_verdict_comes_first(tmp_path):
     order += [text.index(f"<h2>{heading}") for heading in HEADINGS]
     assert order == sorted(order)
     assert f"{eight_schools().elbo:.2f}" in plain and f"{eight_schools().khat:.2f}" in plain
-    for word in ("mean field", "linear response", "tau", "theta[7]", "GrowingDraws", "curvature"):
+    for word in (
+        "5 % to 95 % of q",
+        "sd (q)",
+        "error of sd",
+        "linear response",
+        "tau",
+        "theta[7]",
+        "GrowingDraws",
+        "curvature",
+    ):
         assert word in plain
     assert "No direction is flat" in plain
 

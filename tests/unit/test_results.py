@@ -14,7 +14,7 @@ from numpyro.distributions import constraints
 import curvi
 from curvi import Outcome, Target
 from curvi.methods import SchemeI
-from curvi.report.table import ERROR, MEAN, RESPONSE_SD, SD, Summary, number
+from curvi.report.table import ERROR, MEAN, RESPONSE_SD, SD, SD_ERROR, Summary, number
 from curvi.report.text import next_step
 
 KEY = jax.random.key(0)
@@ -146,7 +146,7 @@ def test_resampling_warns_where_weights_are_useless():
 def test_summary_has_a_row_a_scalar():
     table = gaussian().summary()
     assert table.labels == ("a[0]", "a[1]", "s", "sum") and len(table) == 4
-    assert list(table.columns) == [MEAN, SD, RESPONSE_SD, "5%", "50%", "95%", ERROR]
+    assert list(table.columns) == [MEAN, SD, RESPONSE_SD, "5%", "50%", "95%", ERROR, SD_ERROR]
     row = table["a[1]"]
     assert abs(row[MEAN] + 1) < 0.02 and abs(row[RESPONSE_SD] - 0.8**0.5) < 0.02
     assert row["5%"] < row["50%"] < row["95%"] and 0 <= row[ERROR] < 0.1

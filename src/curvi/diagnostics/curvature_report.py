@@ -8,16 +8,20 @@ are strongly correlated, which the small sds of q do not show. Below 0 q is not 
 import dataclasses
 from typing import TYPE_CHECKING
 
-import jax
 import numpy as np
-from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
+from scipy.linalg import eigh_tridiagonal
 
-from curvi.diagnostics.hessian import DENSE, WhitenedHessian
+from curvi.diagnostics.hessian import WhitenedHessian
+from curvi.diagnostics.hessian_on_draws import DENSE
+from curvi.diagnostics.response import curvature_of
 
 if TYPE_CHECKING:
     from curvi.results import Fit
 
 _FLAT, _STIFF = 0.25, 4.0  # the posterior twice as wide as q, and half as wide
+_DENSE_ALONE = 512  # parameters up to which the matrix is formed for its eigenvalues alone
+_STEPS = 60  # products of Lanczos's method
+_NOT_FINITE = "the Hessian is not finite at draws of q: it has no directions to report"
 _PARTS = 6
 _SMALLEST_PART = 0.1
 
@@ -100,7 +104,7 @@ def curvature_report(fit: "Fit", num_directions: int = 3) -> CurvatureReport:
     """`num_directions` from either end of the spectrum; see `Fit.curvature_report`."""
     if num_directions < 1:
         raise ValueError(f"num_directions must be at least 1; got {num_directions}")
-    curved = WhitenedHessian(fit.target, fit.q, jax.random.key(0), "a curvature report")
+    curved = curvature_of(fit, "a curvature report")
     values, vectors = extreme_eigenpairs(curved, min(num_directions, fit.q.num_params))
     labels = np.asarray(fit.q.parameter_labels())
     return CurvatureReport(
@@ -118,19 +122,37 @@ def _direction(value: float, vector: np.ndarray, labels: np.ndarray) -> Directio
 def extreme_eigenpairs(curved: WhitenedHessian, count: int) -> tuple[np.ndarray, np.ndarray]:
     """The smallest and largest eigenvalues, ascending, and their vectors as columns: Lanczos for many parameters."""
     size = curved.q.num_params
-    if size <= DENSE:
-        dense = curved.dense
-        if not np.all(np.isfinite(dense)):
-            raise ValueError("the Hessian is not finite at draws of q: it has no directions to report")
-        values, vectors = np.linalg.eigh(dense)
-        chosen = np.unique(np.concatenate([np.arange(count), np.arange(size - count, size)]))
-        return values[chosen], vectors[:, chosen]
-    operator = LinearOperator((size, size), matvec=curved.product, dtype=np.float64)  # pyright: ignore[reportCallIssue]
-    # Both ends at once; a tolerance of 1e-3 is enough for a report.
-    options = {"k": 2 * count, "which": "BE", "tol": 1e-3, "v0": np.random.default_rng(0).normal(size=size)}
-    try:
-        values, vectors = eigsh(operator, ncv=max(40, 6 * count), maxiter=30, **options)
-    except ArpackNoConvergence as partial:
-        values, vectors = partial.eigenvalues, partial.eigenvectors
-    order = np.argsort(values)
-    return values[order], vectors[:, order]
+    formed = curved.blocks is not None and curved.blocks.blocks is not None
+    if size <= (DENSE if formed else _DENSE_ALONE):
+        matrix = curved.dense
+        if not np.all(np.isfinite(matrix)):
+            raise ValueError(_NOT_FINITE)
+        values, vectors = np.linalg.eigh(matrix)
+    else:
+        values, vectors = lanczos(curved.product, size, min(_STEPS, size))
+    chosen = np.unique(np.concatenate([np.arange(min(count, len(values))), np.arange(len(values))[-count:]]))
+    return values[chosen], vectors[:, chosen]
+
+
+def lanczos(product, size: int, num_steps: int) -> tuple[np.ndarray, np.ndarray]:
+    """Ritz values, ascending, and vectors as columns, after so many products and with full reorthogonalisation.
+
+    The ends of the spectrum come first, where they stand apart from the rest; elsewhere values lie inside of them.
+    """
+    basis, diagonal, beside = np.zeros((num_steps, size)), [], []
+    vector = np.random.default_rng(0).normal(size=size)
+    for step in range(num_steps):
+        basis[step] = vector / np.linalg.norm(vector)
+        image = product(basis[step])
+        if not np.all(np.isfinite(image)):
+            raise ValueError(_NOT_FINITE)
+        diagonal.append(basis[step] @ image)
+        known = basis[: step + 1]
+        for _ in range(2):
+            image = image - known.T @ (known @ image)
+        beside.append(np.linalg.norm(image))
+        if beside[-1] < 1e-8 * max(map(abs, diagonal)):
+            break
+        vector = image
+    values, inside = eigh_tridiagonal(np.array(diagonal), np.array(beside[:-1]))
+    return values, basis[: len(diagonal)].T @ inside

@@ -16,12 +16,14 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
 
 from curvi.diagnostics.hessian import WhitenedHessian
+from curvi.diagnostics.on_draws import everything
 from curvi.family import Family
 from curvi.model.over_draws import over_draws
 from curvi.model.target import AbstractTarget
+
+_STORED = 4_000_000  # numbers in the right-hand sides that are solved at a time
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,39 +38,92 @@ class Covariance:
         One name per element, "beta[3]".
     residual
         Largest relative residual of its linear solves.
+    num_products
+        Hessian-vector products of the log density behind it, counted per draw; 0 for the covariance of draws.
     """
 
     matrix: np.ndarray
     labels: tuple[str, ...]
     shapes: dict[str, tuple[int, ...]]
     residual: float
+    num_products: int = 0
 
     def sd(self) -> dict[str, np.ndarray]:
         """Standard deviations by name."""
-        flat = np.sqrt(np.diag(self.matrix))
-        out, start = {}, 0
-        for name, shape in self.shapes.items():
-            size = int(np.prod(shape))
-            out[name] = flat[start : start + size].reshape(shape)
-            start += size
-        return out
+        return by_name(np.sqrt(np.diag(self.matrix)), self.shapes)
 
 
-def linear_response(target: AbstractTarget, q: Family, key, names=None) -> Covariance:
+def linear_response(target: AbstractTarget, q: Family, key, names=None, curved=None) -> Covariance:
     """The linear-response covariance of the named latents and outputs, of all by default.
 
-    Raises ValueError if the Hessian is not negative definite: q is then not a maximum, and its response is meaningless.
-    The Hessian is dense: P parameters take P Hessian-vector products and O(P^3) operations.
+    `curved` is the Hessian where it is known. Raises ValueError if it is not negative definite: q is then not a
+    maximum, and its response is meaningless.
     """
-    curved = WhitenedHessian(target, q, key)
-    example = jax.eval_shape(lambda: _means_of(target, q, jnp.zeros((1, q.noise_size), q.params.dtype), None, q))
-    chosen = tuple(example) if names is None else tuple([names] if isinstance(names, str) else names)
-    if unknown := sorted(set(chosen) - set(example)):
-        raise ValueError(f"no latent or output named {', '.join(unknown)}; there are {', '.join(example)}")
-    rows = curved.whiten(_jacobian(target, q, curved.noise, chosen))
-    half, residual = curved.solve_half(rows)
-    shapes = {name: example[name].shape for name in chosen}
-    return Covariance(half.T @ half, labels_of(shapes), shapes, residual)
+    curved = WhitenedHessian(target, q, key) if curved is None else curved
+    shapes = _chosen(curved, names)
+    parts = list(_mean_rows(curved, shapes))
+    size = sum(map(len, parts))
+    if curved.forms(size):
+        half, residual = curved.solve_half(np.concatenate(parts))
+        matrix = half.T @ half
+    else:
+        matrix, residual, start = np.empty((size, size)), 0.0, 0
+        for part in parts:
+            solved, left = curved.solve(part, size)
+            columns, residual = slice(start, start + len(part)), max(residual, left)
+            matrix[:, columns] = np.concatenate([rows @ solved.T for rows in parts])
+            start += len(part)
+        matrix = (matrix + matrix.T) / 2
+    return Covariance(matrix, labels_of(shapes), shapes, residual, curved.num_products)
+
+
+def response_sd(curved: WhitenedHessian, names=None) -> dict[str, np.ndarray]:
+    """The square roots of the diagonal of `linear_response`, part by part: the whole covariance is never stored."""
+    shapes = _chosen(curved, names)
+    size = sum(int(np.prod(shape)) for shape in shapes.values())
+    variances = []
+    for rows in _mean_rows(curved, shapes):
+        solved, _ = curved.solve(rows, size)
+        variances.append(np.sum(rows * solved, 1))
+    return by_name(np.sqrt(np.concatenate(variances)), shapes)
+
+
+def by_name(flat: np.ndarray, shapes) -> dict[str, np.ndarray]:
+    """Elements in the order of `labels_of`, as arrays by name."""
+    out, start = {}, 0
+    for name, shape in shapes.items():
+        size = int(np.prod(shape))
+        out[name] = flat[start : start + size].reshape(shape)
+        start += size
+    return out
+
+
+def _chosen(curved: WhitenedHessian, names) -> dict[str, tuple[int, ...]]:
+    """The shapes of the named latents and outputs; ValueError for unknown names."""
+    shapes = model_shapes(curved.target, curved.q)
+    chosen = tuple(shapes) if names is None else tuple([names] if isinstance(names, str) else names)
+    if unknown := sorted(set(chosen) - set(shapes)):
+        raise ValueError(f"no latent or output named {', '.join(unknown)}; there are {', '.join(shapes)}")
+    return {name: shapes[name] for name in chosen}
+
+
+def _mean_rows(curved: WhitenedHessian, names):
+    """Whitened derivatives of the means, some elements at a time."""
+    shapes = model_shapes(curved.target, curved.q)
+    sizes = [int(np.prod(shape)) for shape in shapes.values()]
+    starts = dict(zip(shapes, np.cumsum([0, *sizes])))
+    index = np.concatenate([starts[name] + np.arange(int(np.prod(shapes[name]))) for name in names])
+    most = max(1, _STORED // curved.q.num_params)
+    for at in range(0, len(index), most):
+        yield curved.mean_rows(index[at : at + most], sum(sizes))
+
+
+def model_shapes(target: AbstractTarget, q: Family) -> dict[str, tuple[int, ...]]:
+    """The shapes of latents and outputs by name, in the order of the model."""
+    example = jax.eval_shape(
+        lambda: everything(target, q.to_model(q.from_normal(jnp.zeros(q.noise_size, q.params.dtype)))[0])
+    )
+    return {name: leaf.shape for name, leaf in example.items()}
 
 
 def sample_covariance(draws: dict, names=None) -> Covariance:
@@ -101,16 +156,6 @@ def mean_shift(target, q, step, noise=None):
     if noise is None:
         noise = jax.random.normal(jax.random.key(0), (256, q.noise_size), q.params.dtype)
     return jax.jvp(lambda params: _means_of(target, q.replace(params), noise, None, q), (q.params,), (step,))[1]
-
-
-@eqx.filter_jit
-def _jacobian(target, q, noise, names):
-    def flat(params):
-        means = _means_of(target, q.replace(params), noise, names, q)
-        # In the given order: JAX sorts the keys of dicts.
-        return ravel_pytree([means[name] for name in names])[0]
-
-    return jax.jacrev(flat)(q.params)
 
 
 def labels_of(shapes) -> tuple[str, ...]:

@@ -16,14 +16,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from curvi.diagnostics.hessian import WhitenedHessian
+from curvi.diagnostics.hessian import MOST_DRAWS
 from curvi.diagnostics.linear_response import labels_of, mean_shift
+from curvi.diagnostics.response import curvature_of
 from curvi.model.over_draws import map_draws, over_draws
 
 if TYPE_CHECKING:
     from curvi.results import Fit
 
 _SHOWN = 12
+_AT_ONCE = 64  # entries of t
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Sensitivity:
     derivative
         d mean / d t by name: the axes of the latent first, those of t after.
     mean, sd
-        The means and mean-field sds that change, by name.
+        The means that change, and the sds of q, by name.
     at
         The t of the fit, around which the derivatives are taken.
     """
@@ -77,17 +79,20 @@ def sensitivity(fit: "Fit", perturbation, at=0.0) -> Sensitivity:
     """The change of all posterior means with t; see `Fit.sensitivity`."""
     if not callable(perturbation):
         raise ValueError(f"perturbation must be a function of theta and t; got {type(perturbation).__name__}")
-    curved = WhitenedHessian(fit.target, fit.q, jax.random.key(0), "sensitivity")
+    curved = curvature_of(fit, "sensitivity")
     t = jnp.asarray(at, fit.q.params.dtype)
-    shape = jax.eval_shape(perturbation, fit.q.to_model(fit.q.from_normal(curved.noise[0]))[0], t)
+    noise = jnp.asarray(curved.noise_values(MOST_DRAWS), fit.q.params.dtype)
+    shape = jax.eval_shape(perturbation, fit.q.to_model(fit.q.from_normal(noise[0]))[0], t)
     if getattr(shape, "shape", None) != ():
         raise ValueError(f"perturbation must return one number; it returned {shape}. Sum its terms (jnp.sum)")
-    pulls = _pulls(perturbation, fit.q, curved.noise, t)
-    if not np.all(np.isfinite(pulls)):
-        raise ValueError("the derivative of perturbation with respect to t is not finite at draws of q")
-    steps = curved.unwhiten(curved.solve(curved.whiten(pulls)))
-    moved = [mean_shift(fit.target, fit.q, step, curved.noise) for step in steps]
-    mean = fit.mean()
+    moved, mean = [], fit.mean()
+    for start in range(0, max(t.size, 1), _AT_ONCE):
+        entries = np.arange(start, min(start + _AT_ONCE, t.size))
+        pulls = np.asarray(_pulls(perturbation, fit.q, noise, t, entries), np.float64)
+        if not np.all(np.isfinite(pulls)):
+            raise ValueError("the derivative of perturbation with respect to t is not finite at draws of q")
+        steps = curved.unwhiten(curved.solve(curved.whiten(pulls), t.size)[0])
+        moved += [mean_shift(fit.target, fit.q, jnp.asarray(step, fit.q.params.dtype), noise) for step in steps]
     derivative = {
         name: np.stack([np.asarray(one[name], dtype=float) for one in moved], -1).reshape((*mean[name].shape, *t.shape))
         for name in mean
@@ -96,8 +101,8 @@ def sensitivity(fit: "Fit", perturbation, at=0.0) -> Sensitivity:
 
 
 @eqx.filter_jit
-def _pulls(perturbation, q, noise, t):
-    """d/dt grad_Gamma E_q[perturbation(theta, t)], one row per entry of t."""
+def _pulls(perturbation, q, noise, t, entries):
+    """d/dt grad_Gamma E_q[perturbation(theta, t)], one row per chosen entry of t."""
 
     each = over_draws(perturbation, 8 * len(noise))
 
@@ -108,5 +113,5 @@ def _pulls(perturbation, q, noise, t):
 
         return jax.grad(mean)(q.params)
 
-    directions = jnp.eye(t.size, dtype=t.dtype).reshape(t.size, *t.shape)
+    directions = (entries[:, None] == jnp.arange(t.size)).astype(t.dtype).reshape(len(entries), *t.shape)
     return map_draws(perturbation, lambda along: jax.jvp(gradient, (t,), (along,))[1], directions, 8)

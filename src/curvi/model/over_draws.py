@@ -49,6 +49,23 @@ def _largest_call(target) -> int:
     return rows * max((max(_calls(node.jaxpr), default=0) for node in traced if hasattr(node, "jaxpr")), default=0)
 
 
+def widest_array(target) -> int:
+    """Numbers in the largest array of a target's traced functions for one draw: what memory per draw grows with."""
+    traced = (node for node in jax.tree.leaves(target, is_leaf=lambda node: hasattr(node, "jaxpr")))
+    rows = getattr(target, "batch_size", 1)
+    return rows * max((max(_sizes(node.jaxpr), default=1) for node in traced if hasattr(node, "jaxpr")), default=1)
+
+
+def _sizes(jaxpr: Jaxpr | ClosedJaxpr) -> Iterator[int]:
+    for eqn in (jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr).eqns:
+        yield max((math.prod(getattr(v.aval, "shape", ())) for v in eqn.outvars), default=1)
+        # A derivative keeps what every step of a loop computed.
+        steps = eqn.params.get("length", 1)
+        for param in jax.tree.leaves(eqn.params, is_leaf=_is_jaxpr):
+            if _is_jaxpr(param):
+                yield from (steps * size for size in _sizes(param))
+
+
 def _calls(jaxpr: Jaxpr | ClosedJaxpr) -> Iterator[int]:
     for eqn in (jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr).eqns:
         if eqn.primitive.name in _LAPACK:

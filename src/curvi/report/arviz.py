@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from curvi.results import Fit
 
 
-def to_arviz(fit: "Fit", key, num_draws: int, predictive: bool = False):
-    """Draws of q with their ln p and ln q as one chain; see `Fit.to_arviz`."""
+def to_arviz(fit: "Fit", key, num_draws: int, predictive: bool = False, kind: str = "q"):
+    """Draws with their ln p and ln q as one chain; see `Fit.to_arviz`."""
     _arviz()  # before what takes time
-    draws, log_p, log_q = fit.draws_and_densities(key, num_draws)
+    draws, log_p, log_q = fit.draws_and_densities(key, num_draws, kind)
     origin = origin_of(fit.target)
     groups = {"posterior": _chains(draws), "sample_stats": _chains({"lp": log_p, "log_q": log_q})}
     if predictive:
         predicted = fit.predict(jax.random.fold_in(key, 1), draws)
         groups.update({name: _chains(group) for name, group in predicted.items()})
-    return container(groups, origin, _attributes(fit))
+    return container(groups, origin, {**_attributes(fit), "draws": kind})
 
 
 def container(groups: dict[str, dict], origin: Origin, attributes: dict):

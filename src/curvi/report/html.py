@@ -14,7 +14,7 @@ from curvi.record.history import History
 from curvi.record.version import VERSION
 from curvi.report import svg
 from curvi.report.style import STYLE
-from curvi.report.table import ERROR, MEAN, RESPONSE_SD, SD, Summary, number
+from curvi.report.table import ERROR, MEAN, RESPONSE_SD, SD, SD_ERROR, Summary, number
 from curvi.report.text import next_step
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def _posterior(fit: "Fit", table: Summary) -> str:
         if rows:
             figures.append(_figure(svg.intervals(rows, f"Posterior intervals of {name}"), more))
         start += len(labels)
-    legend = '<p class="legend"><span><i class="key meanfield"></i>mean field, 5 % to 95 % of q</span> '
+    legend = '<p class="legend"><span><i class="key meanfield"></i>5 % to 95 % of q</span> '
     if response is not None:
         legend += '<span><i class="key response"></i>linear response, mean ± 1.64 sd</span>'
     note = f"<p>{escape(table.notes[0])}</p>" if response is None else _widening(table)
@@ -208,7 +208,11 @@ def _table(table: Summary) -> str:
         for i, label in enumerate(table.labels[:_MOST_TABLE])
     )
     more = f"<p>The first {_MOST_TABLE} of {len(table)} rows.</p>" if len(table) > _MOST_TABLE else ""
-    error = f"<p>“{ERROR}”: one standard error, from the finite number of draws.</p>" if ERROR in columns else ""
+    error = (
+        f"<p>“{ERROR}”, “{SD_ERROR}”: one standard error, from the finite number of draws.</p>"
+        if ERROR in columns
+        else ""
+    )
     return _section(
         "Numbers",
         f'<div class="scroll tall"><table><thead><tr><th></th>{head}</tr></thead>'

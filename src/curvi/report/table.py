@@ -6,14 +6,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from curvi.diagnostics.linear_response import labels_of
+from curvi.diagnostics.response import curvature_of
 
 if TYPE_CHECKING:
     from curvi.results import Fit
 
-_MOST_PARAMETERS = 4096  # a dense Hessian of this size takes 128 MB and seconds
+_FREE = 40_000  # evaluations of the model that the column of linear response may take, however cheap the fit was
 _SHOWN = 60
 
-MEAN, SD, RESPONSE_SD, ERROR = "mean", "sd (mean field)", "sd (linear response)", "error of mean"
+MEAN, SD, RESPONSE_SD = "mean", "sd (q)", "sd (linear response)"
+ERROR, SD_ERROR = "error of mean", "error of sd"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,9 +83,9 @@ class Summary:
     __repr__ = __str__
 
 
-def summarise(fit: "Fit", probabilities=(0.05, 0.5, 0.95)) -> Summary:
+def summarise(fit: "Fit", probabilities=(0.05, 0.5, 0.95), kind: str = "q") -> Summary:
     """The summary of a fit. If linear response is not available, its column is left out, and a note says why."""
-    mean, sd, quantiles = fit.mean(), fit.sd(), fit.quantiles(probabilities)
+    mean, sd, quantiles = fit.mean(kind), fit.sd(), fit.quantiles(probabilities, kind)
     shapes = {name: value.shape for name, value in mean.items()}
     columns, notes = {MEAN: _flat(mean), SD: _flat(sd)}, []
     try:
@@ -93,17 +95,23 @@ def summarise(fit: "Fit", probabilities=(0.05, 0.5, 0.95)) -> Summary:
     for row, probability in enumerate(np.atleast_1d(probabilities)):
         columns[f"{100 * probability:g}%"] = _flat({name: value[row] for name, value in quantiles.items()})
     if errors := fit.draws_error:
+        of_sd = fit.draws_error_sd
         columns[ERROR] = _flat({name: errors[name] * sd[name] for name in mean})
-        notes.append(f'"{ERROR}": one standard error of the mean, from the finite number of draws behind the fit.')
+        columns[SD_ERROR] = _flat({name: of_sd[name] * sd[name] for name in mean})
+        notes.append(f'"{ERROR}", "{SD_ERROR}": one standard error, from the finite number of draws behind the fit.')
+    if kind == "linear_response":
+        notes.append("Means and quantiles are those of the normal with the covariance of linear response.")
     if not fit.converged:
         notes.append(f"Not converged: {fit.outcome.message}.")
     return Summary(labels_of(shapes), columns, tuple(notes))
 
 
 def _response(fit: "Fit") -> dict[str, np.ndarray]:
-    if fit.q.num_params > _MOST_PARAMETERS:
+    spent = max(fit.counts.evaluations, _FREE)
+    if (cost := 2 * curvature_of(fit).cost(fit.q.noise_size)) > spent:
         raise ValueError(
-            f'the Hessian of {fit.q.num_params:,} parameters is large; ask for it with fit.sd(kind="linear_response")'
+            f"it would take about {cost:,} evaluations of the model, more than the fit; "
+            'ask for it with fit.sd(kind="linear_response") or fit.covariance(names=...)'
         )
     return fit.sd(kind="linear_response")
 

@@ -59,6 +59,7 @@ def _widened(objective: Objective, state: GrowingState, expected: ExpectedHessia
     hessian = state.hessian if expected is None else expected.matrix
     # As many pairs as dimensions: on fewer, a climb of so many parameters follows the draws, control variate or not.
     num_draws = min(max(state.num_draws, CHUNK * math.ceil(q.min_draws / CHUNK)), objective.capacity)
+    none = np.zeros(0)
     return state.but(
         family=q,
         params=np.asarray(q.params, np.float64),
@@ -72,6 +73,9 @@ def _widened(objective: Objective, state: GrowingState, expected: ExpectedHessia
         climb=None,
         stage="climb",
         newton=False,
+        error=none,
+        last_step=none,
+        last_grad=none,
     )
 
 

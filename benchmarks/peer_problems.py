@@ -74,6 +74,14 @@ def pick(values: dict, name: str, lead: int = 0):
 
 
 def posteriordb(name: str) -> Problem:
+    model, arguments, reference = posteriordb_model(name)
+    build = _PYMC.get(name)
+    target = curvi.from_numpyro(model, **arguments)
+    return Problem(short(name), target, reference, None if build is None else lambda: build(arguments))
+
+
+def posteriordb_model(name: str) -> tuple[Callable, dict, dict]:
+    """The NumPyro model of a posterior, its arguments, and the moments of each scalar that its draws gave."""
     folder = POSTERIORDB / "open" / name
     if not folder.is_dir():
         raise UnavailableError(f"no {folder}: the posteriors are not part of this repository")
@@ -84,9 +92,7 @@ def posteriordb(name: str) -> Problem:
     model, to_arguments = models.MODELS[name]
     arguments = to_arguments(json.loads((folder / "data.json").read_text()))
     reference = json.loads((folder / "reference.json").read_text())["parameters"]
-    target = curvi.from_numpyro(model, **arguments)
-    build = _PYMC.get(name)
-    return Problem(short(name), target, reference, None if build is None else lambda: build(arguments))
+    return model, arguments, reference
 
 
 def short(name: str) -> str:

@@ -44,7 +44,7 @@ def fits(posterior, reference: dict, method: str, seed: int, max_seconds: float)
     fit = once(key)
     cold = time.perf_counter() - began
     warm = warm_seconds(lambda: once(key))
-    record = {**_said(fit), "cold_seconds": cold, "warm_seconds": warm}
+    record = {**_said(fit), "num_latents": Flat(target).size, "cold_seconds": cold, "warm_seconds": warm}
     yield NAMES[method], {}, {**record, "errors": errors(reference, fit.mean(), fit.sd())}
     if method == "mean_field":
         response, cold_more, warm_more, problem = _response(fit)
@@ -86,7 +86,7 @@ def _said(fit) -> dict:
 
 def _plain(row) -> dict:
     """A row of `fit.families` as words and numbers."""
-    fields = dataclasses.asdict(row) if dataclasses.is_dataclass(row) and not isinstance(row, type) else dict(row)
+    fields = row if isinstance(row, dict) else dataclasses.asdict(row)
     return {k: v if isinstance(v, str | bool | int) or v is None else number(v) for k, v in fields.items()}
 
 
@@ -108,6 +108,7 @@ def best_full_rank(posterior, reference: dict, seed: int, max_seconds: float) ->
     fit = curvi.fit(
         target, key=jax.random.key(seed), family="full_rank", tolerance=0.01, progress=False, max_seconds=max_seconds
     )
+    assert isinstance(fit.q, curvi.FullRank)
     flat, size = Flat(target), fit.q.noise_size
     judge = Judge(flat)
     start = Gaussian(np.asarray(fit.q.params[:size]), np.asarray(fit.q.factor()))

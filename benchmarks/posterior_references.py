@@ -39,6 +39,7 @@ def run(posterior, output: Path) -> None:
     """A line with the moments of every scalar; none where the run does not reach what a reference must."""
     chains = Chains(posterior, seed=20_262, num_warmup=NUM_WARMUP, num_chains=NUM_CHAINS)
     chains.warm_up()
+    scalars, ess, worst, smallest = {}, {}, np.inf, 0.0
     for _ in range(MAX_BLOCKS):
         for _ in range(BLOCK):
             chains.advance(keep=True)

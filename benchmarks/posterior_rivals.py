@@ -10,10 +10,22 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.optimize
 
-from peer_methods import Calls, Draws, Gaussian, OutOfTimeError, Point, Run, Task, pathfinder, rates, score_matching
+from peer_methods import (
+    Calls,
+    Draws,
+    Gaussian,
+    OutOfTimeError,
+    Point,
+    Run,
+    Task,
+    pathfinder,
+    rates,
+    score_matching,
+    typical,
+)
 
 RATES = (0.03, 0.01, 0.003)
-MAX_STEPS = 60_000
+MAX_STEPS = 200_000
 NUM_PATHS, DRAWS_PER_PATH = 8, 500
 
 
@@ -55,7 +67,8 @@ def multi_pathfinder(task: Task) -> Iterator[Run]:
     algorithm = importlib.import_module("blackjax.vi.multipathfinder")
 
     def approximate(data, key, starts):
-        return algorithm.multi_approximate(key, lambda z: task.flat(data, z), starts, DRAWS_PER_PATH)
+        state, info = algorithm.multi_approximate(key, lambda z: task.flat(data, z), starts, DRAWS_PER_PATH)
+        return state.samples, info.path.elbo, algorithm.psis_weights(state)[0]
 
     began = time.perf_counter()
     key_start, key_path = jax.random.split(jax.random.key(task.seed))
@@ -63,13 +76,12 @@ def multi_pathfinder(task: Task) -> Iterator[Run]:
     program = jax.jit(approximate).lower(task.flat.data, key_path, starts).compile()
     compiling = time.perf_counter() - began
     began = time.perf_counter()
-    state, info = jax.block_until_ready(program(task.flat.data, key_path, starts))
-    log_weights, _ = algorithm.psis_weights(state)
-    weights = np.exp(np.asarray(log_weights, float))
+    samples, elbos, log_weights = jax.block_until_ready(program(task.flat.data, key_path, starts))
     seconds = time.perf_counter() - began
-    length = int(np.isfinite(np.asarray(info.path.elbo)).sum())
+    weights = np.exp(np.asarray(log_weights, float))
+    length = int(np.isfinite(np.asarray(elbos)).sum())
     calls = Calls(log_density=DRAWS_PER_PATH * (length + NUM_PATHS) + length, gradient=length)
-    pool = np.asarray(state.samples).reshape(-1, task.flat.size)
+    pool = np.asarray(samples).reshape(-1, task.flat.size)
     outcome = "done"
     if not np.isfinite(weights).all() or not weights.sum() > 0:
         weights, outcome = np.ones(len(pool)), "weights not finite"
@@ -87,39 +99,43 @@ def laplace(task: Task) -> Iterator[Run]:
     both = jax.jit(jax.value_and_grad(lambda z, data: -flat(data, z))).lower(start, flat.data).compile()
     dense = jax.jit(jax.hessian(lambda z, data: -flat(data, z))).lower(start, flat.data).compile()
     compiling = time.perf_counter() - began
-    began = time.perf_counter()
-    num_gradients = num_hessians = 0
 
-    def objective(z):
-        nonlocal num_gradients
-        if time.perf_counter() - began > task.budget:
-            raise OutOfTimeError
-        num_gradients += 1
-        value, gradient = both(jnp.asarray(z), flat.data)
-        return float(value), np.asarray(gradient)
+    def once() -> Run:
+        began = time.perf_counter()
+        num_gradients = num_hessians = 0
 
-    approximation, outcome = None, "no maximum found"
-    try:
-        z = scipy.optimize.minimize(objective, np.zeros(size), jac=True, method="L-BFGS-B").x
-        for _ in range(10):
-            gradient = objective(z)[1]
-            precision = np.asarray(dense(jnp.asarray(z), flat.data))
-            num_hessians += 1
-            root = np.linalg.cholesky(precision)
-            step = np.linalg.solve(precision, gradient)
-            if step @ gradient < 1e-8:
-                inverse = np.linalg.inv(root)
-                approximation, outcome = Gaussian(z, np.linalg.cholesky(inverse.T @ inverse)), "done"
-                break
-            z = z - step
-    except OutOfTimeError:
-        outcome = "out of time"
-    except (np.linalg.LinAlgError, ValueError) as error:
-        outcome = f"no maximum found: {error}"
-    seconds = time.perf_counter() - began
-    calls = Calls(num_gradients, num_gradients, num_hessians * size)
-    points = [] if approximation is None else [Point(seconds, calls, approximation)]
-    yield Run("Laplace", {}, compiling, seconds, calls, points, outcome)
+        def objective(z):
+            nonlocal num_gradients
+            if time.perf_counter() - began > task.budget:
+                raise OutOfTimeError
+            num_gradients += 1
+            value, gradient = both(jnp.asarray(z), flat.data)
+            return float(value), np.asarray(gradient)
+
+        approximation, outcome = None, "no maximum found"
+        try:
+            z = scipy.optimize.minimize(objective, np.zeros(size), jac=True, method="L-BFGS-B").x
+            for _ in range(10):
+                gradient = objective(z)[1]
+                precision = np.asarray(dense(jnp.asarray(z), flat.data))
+                num_hessians += 1
+                root = np.linalg.cholesky(precision)
+                step = np.linalg.solve(precision, gradient)
+                if step @ gradient < 1e-8:
+                    inverse = np.linalg.inv(root)
+                    approximation, outcome = Gaussian(z, np.linalg.cholesky(inverse.T @ inverse)), "done"
+                    break
+                z = z - step
+        except OutOfTimeError:
+            outcome = "out of time"
+        except (np.linalg.LinAlgError, ValueError) as error:
+            outcome = f"no maximum found: {error}"
+        seconds = time.perf_counter() - began
+        calls = Calls(num_gradients, num_gradients, num_hessians * size)
+        points = [] if approximation is None else [Point(seconds, calls, approximation)]
+        return Run("Laplace", {}, compiling, seconds, calls, points, outcome)
+
+    yield typical(once)
 
 
 # What the command line calls them.

@@ -45,6 +45,7 @@ class EqualError:
     """What NUTS took until it was as right as a fit; where it never was, what it had taken when it ended."""
 
     seconds: float
+    cpu_seconds: float | None
     leapfrogs: float
     reached: bool
 
@@ -158,11 +159,17 @@ def equal_error(race: Race) -> list[EqualError]:
         same = [run for run in chains if run["seed"] == line["seed"]] or chains
         if not same or not errors or errors["rms_mean"] is None or errors["median_sd"] is None:
             continue
-        track = [row for row in same[-1]["track"] if row[3] is not None]
-        hit = [row for row in track if row[3] <= errors["rms_mean"] and row[4] <= errors["median_sd"]]
-        row = hit[0] if hit else track[-1]
-        found.append(EqualError(row[2], row[1], bool(hit)))
+        track = [row for row in same[-1]["track"] if row[4] is not None]
+        hit = [row for row in track if row[4] <= errors["rms_mean"] and row[5] <= errors["median_sd"]]
+        _, leapfrogs, seconds, cpu_seconds, *_ = hit[0] if hit else track[-1]
+        found.append(EqualError(seconds, cpu_seconds, leapfrogs, bool(hit)))
     return found
+
+
+def typical(pairs: list[EqualError], unit: str) -> float | None:
+    """The median of one kind of cost; None where a pair has none."""
+    costs = [getattr(pair, unit) for pair in pairs]
+    return statistics.median(costs) if costs and None not in costs else None
 
 
 def verdict_counts(races: dict[str, Race]) -> dict[str, collections.Counter]:
@@ -223,19 +230,21 @@ def _default(races) -> Claim:
 
 
 def _seconds(races) -> list[Claim]:
-    colder, shares = {}, []
-    for name, race in races.items():
-        cold, nuts = median(race.of(DEFAULT), "cold_seconds"), median(race.of(NUTS), "cold_seconds")
-        colder[name] = None if cold is None or nuts is None else cold <= nuts
-        if pairs := equal_error(race):
-            warm = median(race.of(DEFAULT), "warm_seconds")
-            assert warm is not None
-            shares.append(math.log(warm / statistics.median(pair.seconds for pair in pairs)))
-    words = "default, warm: at most a tenth of NUTS's seconds to equal error, geometric mean"
-    if not shares:
-        return [_over("default, cold: at most NUTS's seconds", colder), Claim(words, None, "no lines yet", "")]
-    mean = math.exp(statistics.fmean(shares))
-    return [_over("default, cold: at most NUTS's seconds", colder), Claim(words, mean <= 0.1, f"{mean:.2g}", "")]
+    out = []
+    for words, unit in (("", "seconds"), (", processor seconds", "cpu_seconds")):
+        colder, shares = {}, []
+        for name, race in races.items():
+            cold, nuts = median(race.of(DEFAULT), f"cold_{unit}"), median(race.of(NUTS), f"cold_{unit}")
+            colder[name] = None if cold is None or nuts is None else cold <= nuts
+            warm, pairs = median(race.of(DEFAULT), f"warm_{unit}"), equal_error(race)
+            if warm is not None and (equal := typical(pairs, unit)) is not None:
+                shares.append(math.log(warm / equal))
+        out.append(_over(f"default, cold: at most NUTS's seconds{words}", colder))
+        warmer = f"default, warm: at most a tenth of NUTS's seconds to equal error, geometric mean{words}"
+        mean = math.exp(statistics.fmean(shares)) if shares else None
+        shown = "no lines yet" if mean is None else f"{mean:.2g}"
+        out.append(Claim(warmer, None if mean is None else mean <= 0.1, shown, ""))
+    return out
 
 
 def _gains(races) -> Claim:

@@ -4,7 +4,6 @@ NumPyro's own `MCMC.run` compiles anew with each call; the kernel driven here is
 """
 
 import dataclasses
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -13,21 +12,22 @@ from jax.flatten_util import ravel_pytree
 from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
 from numpyro.infer import MCMC, NUTS
 
+import posterior_clock as clock
 from posterior_problems import Posterior
 
 SEGMENT = 50
 
 
-def cold_seconds(posterior: Posterior, seed: int, num_warmup: int, num_draws: int, num_chains: int) -> float:
+def cold_seconds(posterior: Posterior, seed: int, num_warmup: int, num_draws: int, num_chains: int) -> clock.Seconds:
     """Seconds of `MCMC.run` as its users write it, compilation included, until the draws are there."""
-    began = time.perf_counter()
+    began = clock.now()
     mcmc = MCMC(
         NUTS(posterior.model), num_warmup=num_warmup, num_samples=num_draws, num_chains=num_chains,
         chain_method="sequential", progress_bar=False,
     )  # fmt: skip
     mcmc.run(jax.random.key(seed), **posterior.arguments)
     jax.block_until_ready(mcmc.get_samples())
-    return time.perf_counter() - began
+    return clock.now() - began
 
 
 @dataclasses.dataclass
@@ -58,20 +58,18 @@ class Chains:
 
             return jax.lax.scan(step, state, None, length=SEGMENT)
 
-        began = time.perf_counter()
         self.segment = jax.jit(segment).lower(self.states[0]).compile()
-        self.compile_seconds = time.perf_counter() - began
         constrain = kernel.postprocess_fn((), self.posterior.arguments)
         self.constrain = jax.jit(lambda z: jax.lax.map(lambda x: constrain(self.unravel(x)), z, batch_size=SEGMENT))
         self.pool = ThreadPoolExecutor(self.num_chains)
         self.draws: list[list[np.ndarray]] = [[] for _ in self.states]
-        self.seconds, self.leapfrogs, self.divergences = 0.0, 0, 0
+        self.seconds, self.leapfrogs, self.divergences = clock.Seconds(0.0, 0.0), 0, 0
 
     def advance(self, keep: bool) -> None:
         """One segment of every chain."""
-        began = time.perf_counter()
+        began = clock.now()
         done = list(self.pool.map(lambda state: jax.block_until_ready(self.segment(state)), self.states))
-        self.seconds += time.perf_counter() - began
+        self.seconds += clock.now() - began
         self.states = [state for state, _ in done]
         for chain, (_, (z, num_steps, diverging)) in enumerate(done):
             self.leapfrogs += int(num_steps.sum())

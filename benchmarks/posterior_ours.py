@@ -1,7 +1,6 @@
 """Our fits as records for lines: what they found, what they cost, and what they say of themselves."""
 
 import dataclasses
-import statistics
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 import optax
 
 import curvi
+import posterior_clock as clock
 from peer_methods import Gaussian
 from peer_problems import Flat
 from posterior_errors import Judge, errors, number
@@ -39,30 +39,20 @@ def fits(posterior, reference: dict, method: str, seed: int, max_seconds: float)
         jax.block_until_ready(fit.q.params)
         return fit
 
-    key, began = jax.random.key(seed), time.perf_counter()
+    key, began = jax.random.key(seed), clock.now()
     target = posterior.target()
     fit = once(key)
-    cold = time.perf_counter() - began
-    warm = warm_seconds(lambda: once(key))
-    record = {**_said(fit), "num_latents": Flat(target).size, "cold_seconds": cold, "warm_seconds": warm}
+    cold = clock.now() - began
+    warm = clock.repeated(lambda: once(key))
+    record = {**_said(fit), "num_latents": Flat(target).size, **clock.fields(cold, warm)}
     yield NAMES[method], {}, {**record, "errors": errors(reference, fit.mean(), fit.sd())}
     if method == "mean_field":
         response, cold_more, warm_more, problem = _response(fit)
-        seconds = {"cold_seconds": cold + cold_more, "warm_seconds": warm + warm_more}
+        seconds = clock.fields(cold + cold_more, warm + warm_more)
         found = errors(reference, fit.mean(), response) if response else None
         outcome = problem or record["outcome"]
         # What the verdict says is about the sds of q, not about these.
         yield RESPONSE, {}, {**record, **seconds, "outcome": outcome, "errors": found, "warns": None, "elbo": None}
-
-
-def warm_seconds(once) -> float:
-    """Seconds of a repetition; of short ones the median of three."""
-    passed = []
-    while not passed or (len(passed) < 3 and passed[0] < 2):
-        began = time.perf_counter()
-        once()
-        passed.append(time.perf_counter() - began)
-    return statistics.median(passed)
 
 
 def _said(fit) -> dict:
@@ -90,15 +80,15 @@ def _plain(row) -> dict:
     return {k: v if isinstance(v, str | bool | int) or v is None else number(v) for k, v in fields.items()}
 
 
-def _response(fit) -> tuple[dict | None, float, float, str]:
+def _response(fit) -> tuple[dict | None, clock.Seconds, clock.Seconds, str]:
     """Sds, their seconds cold and warm, and why there are none."""
-    began = time.perf_counter()
+    began = clock.now()
     try:
         sds = fit.sd("linear_response")
     except ValueError as error:
-        return None, time.perf_counter() - began, 0.0, f"no linear response: {error}"
-    cold = time.perf_counter() - began
-    return sds, cold, warm_seconds(lambda: fit.sd("linear_response")), ""
+        return None, clock.now() - began, clock.Seconds(0.0, 0.0), f"no linear response: {error}"
+    cold = clock.now() - began
+    return sds, cold, clock.repeated(lambda: fit.sd("linear_response")), ""
 
 
 def best_full_rank(posterior, reference: dict, seed: int, max_seconds: float) -> tuple[str, dict, dict]:

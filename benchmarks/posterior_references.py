@@ -46,7 +46,10 @@ def run(posterior, output: Path) -> None:
         scalars = chains.scalars()
         rhat, ess = quality(scalars)
         worst, smallest = max(rhat.values()), min(ess.values())
-        print(f"{posterior.name}: {chains.seconds:.0f} s, R-hat {worst:.4f}, effective size {smallest:.0f}", flush=True)
+        print(
+            f"{posterior.name}: {chains.seconds.wall:.0f} s, R-hat {worst:.4f}, effective size {smallest:.0f}",
+            flush=True,
+        )
         if worst <= MAX_RHAT and smallest >= WANTED_ESS:
             break
     if worst > MAX_RHAT or smallest < MIN_ESS:
@@ -58,7 +61,7 @@ def run(posterior, output: Path) -> None:
     lines.append(
         output, posterior.name, "NumPyro NUTS", setting, chains.seed, num_latents=chains.size, rhat=worst,
         smallest_ess=smallest, divergences=chains.divergences, leapfrogs=chains.leapfrogs,
-        run_seconds=round(chains.seconds, 2), scalars=rows,
+        run_seconds=round(chains.seconds.wall, 2), scalars=rows,
     )  # fmt: skip
 
 

@@ -1,6 +1,5 @@
 """docs/posteriors.md, made of the lines in results/posteriors.jsonl and posterior_references.jsonl and nothing else."""
 
-import statistics
 from pathlib import Path
 
 import lines
@@ -118,29 +117,31 @@ def _default(races) -> list[str]:
 
 
 def _seconds(races) -> list[str]:
-    rows, nearer = [], 0
+    rows, nearer = [], []
     for name, race in races.items():
         fits, nuts = race.of(DEFAULT), race.of(NUTS)
         if not fits or not nuts:
             continue
-        pairs = claims.equal_error(race)
-        cold, cold_nuts = claims.median(fits, "cold_seconds"), claims.median(nuts, "cold_seconds")
-        warm = claims.median(fits, "warm_seconds")
-        shown, share = "-", "-"
-        if pairs and warm is not None:
-            seconds = statistics.median(pair.seconds for pair in pairs)
-            reached = all(pair.reached for pair in pairs)
-            nearer += not reached
-            shown = ("" if reached else "> ") + f"{seconds:.3g}"
-            share = f"{warm / seconds:.2g}"
-        rows.append([name, f"{cold:.3g}", f"{cold_nuts:.3g}", f"{warm:.3g}", shown, share])
-    head = ["problem", "cold", "NUTS cold", "warm", "NUTS warm to equal error", "share"]
+        pairs, row = claims.equal_error(race), [name]
+        for unit in ("seconds", "cpu_seconds"):
+            cold, cold_nuts, warm = (
+                claims.median(runs, f"{when}_{unit}") for runs, when in ((fits, "cold"), (nuts, "cold"), (fits, "warm"))
+            )
+            equal = claims.typical(pairs, unit)
+            share = None if warm is None or equal is None else warm / equal
+            row += [_number(value) for value in (cold, cold_nuts, warm, equal, share)]
+        nearer += [name] * (not all(pair.reached for pair in pairs))
+        rows.append(row)
+    columns = ["cold", "NUTS cold", "warm", "NUTS to equal error", "share"]
+    head = ["problem", *columns, *(f"{column}, cpu" for column in columns)]
     words = (
         "NUTS: two chains, 500 warm-up iterations and 500 draws each, cold by NumPyro's `MCMC.run`, warm in a loop "
         "compiled once with a thread for each chain. To equal error: the seconds, with warm-up, until rms and sd of "
-        "the draws so far are at most those of the fit of the same seed; > where they were not when the run ended "
-        f"({nearer} problems), so that the share is an upper bound there. Medians over seeds."
+        "the draws so far are at most those of the fit of the same seed. *cpu* are seconds of the processors, which "
+        "other work on the machine does not stretch. Medians over seeds."
     )
+    if nearer:
+        words += f" Where a run of NUTS ended before that the share is an upper bound: {', '.join(nearer)}."
     return ["## Seconds", paragraph(words), table(head, rows) if rows else "No lines yet."]
 
 

@@ -77,7 +77,11 @@ def run_all(options) -> None:
                 command += ["--seeds", str(seed), "--budget", str(options.budget), "--output", str(options.output)]
                 # Threads for XLA: with two, batched LAPACK calls can wait for each other for ever.
                 lapack = name in peer_problems.LAPACK or method in ("pathfinder", "multipath")
-                environment = {**({"NPROC": str(max(8, os.cpu_count() or 1))} if lapack else {}), **os.environ}
+                threads = {"NPROC": str(max(8, os.cpu_count() or 1))} if lapack else {}
+                if method == "gsm":
+                    # It factorises a small matrix at every step: threads of BLAS only wait for each other there.
+                    threads["OPENBLAS_NUM_THREADS"] = "1"
+                environment = {**threads, **os.environ}
                 began = time.perf_counter()
                 try:
                     failed = subprocess.run(command, env=environment, timeout=PATIENCE).returncode
@@ -132,6 +136,7 @@ def _records(posterior, known, method, seed, budget):
 
 def run_nuts(posterior, known, seed, budget) -> dict:
     """The run of 500 + 500 cold and warm, and the errors of its first draws and of those after it."""
+    import posterior_clock as clock
     from posterior_errors import errors, moments
     from posterior_nuts import SEGMENT, Chains, cold_seconds, quality
 
@@ -139,7 +144,7 @@ def run_nuts(posterior, known, seed, budget) -> dict:
     chains = Chains(posterior, seed, NUTS["num_warmup"], NUTS["num_chains"])
     chains.warm_up()
     record, track, drawn = {}, [], 0
-    while drawn < NUTS["num_draws"] or (drawn < MOST_DRAWS and chains.seconds < budget):
+    while drawn < NUTS["num_draws"] or (drawn < MOST_DRAWS and chains.seconds.wall < budget):
         chains.advance(keep=True)
         drawn += SEGMENT
         # Points ever rarer: 50, 100, ... draws per chain, then about a tenth more each.
@@ -147,16 +152,18 @@ def run_nuts(posterior, known, seed, budget) -> dict:
             continue
         mean, sd = moments(chains.by_site())
         found = errors(known, mean, sd) or {}
-        track.append([drawn, chains.leapfrogs, chains.seconds, found.get("rms_mean"), found.get("median_sd")])
+        spent = [drawn, chains.leapfrogs, chains.seconds.wall, chains.seconds.cpu]
+        track.append([*spent, found.get("rms_mean"), found.get("median_sd")])
         if drawn == NUTS["num_draws"]:
             rhat, ess = quality(chains.scalars())
             record = {
                 "outcome": "done", "family": "draws", "elbo": None, "elbo_se": None, "errors": found or None,
                 "calls": {"log_density": 0, "gradient": chains.leapfrogs, "hvp": 0}, "evaluations": chains.leapfrogs,
-                "cold_seconds": cold, "warm_seconds": chains.seconds, "rhat": max(rhat.values()),
+                **clock.fields(cold, chains.seconds), "rhat": max(rhat.values()),
                 "smallest_ess": min(ess.values()), "divergences": chains.divergences, "num_latents": chains.size,
             }  # fmt: skip
-    # Draws per chain, leapfrogs and seconds of both chains with their warm-up, rms error of means, median error of sds.
+    # Draws per chain; leapfrogs, seconds and processor seconds of both chains with their warm-up; rms error of means,
+    # median error of sds.
     return {**record, "track": [[float(f"{x:.5g}") if x is not None else None for x in row] for row in track]}
 
 

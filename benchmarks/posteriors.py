@@ -21,7 +21,7 @@ METHODS = (*OURS, *RIVALS, "best")
 NUTS = {"num_chains": 2, "num_warmup": 500, "num_draws": 500}
 # Draws per chain up to which NUTS goes on, for what it takes to be as right as a fit.
 MOST_DRAWS = 4_000
-OUR_BUDGET = 120.0
+OUR_BUDGET = 300.0
 # Seconds after which a process is ended that does not come back.
 PATIENCE = 900.0
 

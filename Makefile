@@ -15,7 +15,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test test-slow lint format docs docs-serve bench bench-full bench-paper lock clean
+.PHONY: help venv demo test test-slow lint format docs docs-serve bench bench-full bench-paper bench-posteriors lock clean
 
 help:
 	@echo "make demo         fit the demonstration models, write curvi-demo/"
@@ -27,6 +27,7 @@ help:
 	@echo "make bench        compare with other libraries: six problems in under ten minutes, write docs/peers.md"
 	@echo "make bench-full   the same on all problems; takes hours"
 	@echo "make bench-paper  run benchmarks/paper.py"
+	@echo "make bench-posteriors  compare answers and costs with NUTS and others, write docs/posteriors.md; takes hours"
 	@echo "make lock         write constraints.txt anew from pyproject.toml (LOCK_ARGS=--upgrade: newest versions)"
 	@echo "make clean        remove .venv, caches and build outputs"
 
@@ -83,6 +84,11 @@ bench: $(BENCH_STAMP)
 
 bench-full: $(BENCH_STAMP)
 	$(BENCH_VENV)/bin/python benchmarks/peers.py --full
+
+# Runs that have a line already are left out.
+bench-posteriors: $(BENCH_STAMP)
+	$(BENCH_VENV)/bin/python benchmarks/posterior_references.py
+	$(BENCH_VENV)/bin/python benchmarks/posteriors.py
 
 bench-paper: $(STAMP)
 	$(BIN)/python benchmarks/paper.py

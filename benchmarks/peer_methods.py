@@ -178,7 +178,9 @@ def reference(task: Task) -> Normals:
 # -- stochastic gradients ---------------------------------------------------------------------------------------------
 
 
-def _rates(task: Task, method, setting, draws_per_step, max_steps, init, step, read) -> Iterator[Run]:
+def rates(
+    task: Task, method, setting, draws_per_step, max_steps, init, step, read, grid: tuple[float, ...] = RATES
+) -> Iterator[Run]:
     """Adam at every rate of the grid, one compiled program for all: `step(data, state, rate, key)`."""
     began = time.perf_counter()
     start = init()
@@ -191,7 +193,7 @@ def _rates(task: Task, method, setting, draws_per_step, max_steps, init, step, r
     key = jax.random.key(task.seed)
     program = advance.lower(task.flat.data, start, 0.01, key, 0, 1).compile()
     compiling = time.perf_counter() - began
-    for rate in RATES:
+    for rate in grid:
         state, taken, seconds, points = start, 0, 0.0, []
         while taken < max_steps and seconds < task.budget:
             chunk = min(max(8, int(taken * (CHECKPOINT_GROWTH - 1))), max_steps - taken)
@@ -236,7 +238,7 @@ def numpyro_adam(task: Task) -> Iterator[Run]:
         svi.optim = numpyro.optim.Adam(rate)
         return svi.update(state, data)[0]
 
-    yield from _rates(task, "NumPyro AutoNormal, Adam", {}, 1, ADAM_STEPS["numpyro"], init, step, read)
+    yield from rates(task, "NumPyro AutoNormal, Adam", {}, 1, ADAM_STEPS["numpyro"], init, step, read)
 
 
 def blackjax_adam(task: Task) -> Iterator[Run]:
@@ -254,7 +256,7 @@ def blackjax_adam(task: Task) -> Iterator[Run]:
     def read(state):
         return Normals(np.asarray(state.mu), np.asarray(state.rho))
 
-    yield from _rates(
+    yield from rates(
         task, "BlackJAX mean field, Adam", {"num_draws": 100}, 100, ADAM_STEPS["blackjax"], init, step, read
     )
 

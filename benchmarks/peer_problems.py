@@ -74,24 +74,25 @@ def pick(values: dict, name: str, lead: int = 0):
 
 
 def posteriordb(name: str) -> Problem:
-    folder = POSTERIORDB / "open" / name
-    if not folder.is_dir():
-        raise UnavailableError(f"no {folder}: the posteriors are not part of this repository")
-    model, arguments = posteriordb_model(name)
-    reference = json.loads((folder / "reference.json").read_text())["parameters"]
-    target = curvi.from_numpyro(model, **arguments)
+    model, arguments, reference = posteriordb_model(name)
     build = _PYMC.get(name)
+    target = curvi.from_numpyro(model, **arguments)
     return Problem(short(name), target, reference, None if build is None else lambda: build(arguments))
 
 
-def posteriordb_model(name: str) -> tuple[Callable, dict]:
-    """A NumPyro model and its arguments."""
+def posteriordb_model(name: str) -> tuple[Callable, dict, dict]:
+    """The NumPyro model of a posterior, its arguments, and the moments of each scalar that its draws gave."""
+    folder = POSTERIORDB / "open" / name
+    if not folder.is_dir():
+        raise UnavailableError(f"no {folder}: the posteriors are not part of this repository")
     spec = importlib.util.spec_from_file_location("posteriordb_models", POSTERIORDB / "models.py")
     assert spec is not None and spec.loader is not None
     models = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(models)
     model, to_arguments = models.MODELS[name]
-    return model, to_arguments(json.loads((POSTERIORDB / "open" / name / "data.json").read_text()))
+    arguments = to_arguments(json.loads((folder / "data.json").read_text()))
+    reference = json.loads((folder / "reference.json").read_text())["parameters"]
+    return model, arguments, reference
 
 
 def full_name(short_name: str) -> str:

@@ -74,7 +74,7 @@ def from_scratch(problem, seed: int) -> dict:
     """NumPyro's NUTS with its own starts and warm-up."""
     from numpyro.infer import MCMC, NUTS
 
-    model, arguments = peer_problems.posteriordb_model(peer_problems.full_name(problem.name))
+    model, arguments, _ = peer_problems.posteriordb_model(peer_problems.full_name(problem.name))
     chains = MCMC(
         NUTS(model),
         num_warmup=WARMUP,

@@ -53,6 +53,12 @@ def read_data(path: Path | None) -> dict[str, np.ndarray]:
 
 
 def flights(data: dict[str, np.ndarray], num_rows: int | None):
+    model, arguments = flights_model(data, num_rows)
+    return curvi.from_numpyro(model, **arguments)
+
+
+def flights_model(data: dict[str, np.ndarray], num_rows: int | None):
+    """The model of late arrivals, and its arguments for all rows or a random part of them."""
     total = len(data["late"])
     rows = slice(None) if num_rows is None else np.random.default_rng(0).choice(total, num_rows, replace=False)
     distance = (data["distance"] - data["distance"].mean()) / data["distance"].std()
@@ -68,7 +74,7 @@ def flights(data: dict[str, np.ndarray], num_rows: int | None):
         numpyro.sample("late", dist.Bernoulli(logits=logit), obs=y)
 
     late = data["late"][rows].astype(float)
-    return curvi.from_numpyro(model, codes, jnp.asarray(distance[rows], float), late)
+    return model, {"codes": codes, "x": jnp.asarray(distance[rows], float), "y": late}
 
 
 def motorcycle(data: dict[str, np.ndarray], kind: str):

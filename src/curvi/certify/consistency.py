@@ -121,7 +121,9 @@ def _secant(
     """
     params = local.params
     if few is None:
-        few = objective(params, objective.noise(params, (stream, 1), min(objective.capacity, _SECANT_DRAWS), match=False))
+        few = objective(
+            params, objective.noise(params, (stream, 1), min(objective.capacity, _SECANT_DRAWS), match=False)
+        )
     scale, fixed = few.spreads, few.curvature.fixed
     # All parameters move by the same number of sds, except those without pathwise gradients.
     along = np.sign(random_vector(objective, stream)) * scale * objective.pathwise_params

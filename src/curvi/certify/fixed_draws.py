@@ -72,7 +72,8 @@ def weigh(local: FixedDrawsModel, radius: float = np.inf, near: float = np.inf) 
         step = dataclasses.replace(step, definite=np.bool_(False))
         return Weighed(local, step, Gain(np.inf, np.inf, weights=np.abs(found.x / local.spreads)), np.inf, copy)
     nats, error = as_finite_or_inf(max(nats, 0.0)), as_finite_or_inf(error)
-    gain = Gain(nats, error, copies=(found.x,), **largest_step(local, step.direction))
+    sds, sds_error, sds_noise = largest_step(local, step.direction)
+    gain = Gain(nats, error, copies=(found.x,), sds=sds, sds_error=sds_error, sds_noise=sds_noise)
     return Weighed(local, step, gain, as_finite_or_inf(found.decrement), found.x)
 
 
@@ -81,8 +82,8 @@ def remaining_gain(local: FixedDrawsModel) -> Gain:
     return weigh(local).gain
 
 
-def largest_step(local: FixedDrawsModel, step: np.ndarray) -> dict[str, float]:
-    """The largest move of a mean or ln sd among all latents, in sds of q, with standard errors, as fields of a `Gain`.
+def largest_step(local: FixedDrawsModel, step: np.ndarray) -> tuple[float, float, float]:
+    """The largest move of a mean or ln sd among all latents, in sds of q, its standard error, and the largest of these.
 
     The noise of the step is that of the gradient, with the metric in the place of -H.
     """
@@ -98,5 +99,4 @@ def largest_step(local: FixedDrawsModel, step: np.ndarray) -> dict[str, float]:
     own = np.array([variance_of_mean(column) for column in noise.T])
     errors = np.sqrt((own + own.mean()) / 2)
     worst = int(np.argmax(moved - NUM_ERRORS * errors))
-    numbers = {"sds": moved[worst], "sds_error": errors[worst], "sds_noise": errors.max()}
-    return {name: as_finite_or_inf(number) for name, number in numbers.items()}
+    return as_finite_or_inf(moved[worst]), as_finite_or_inf(errors[worst]), as_finite_or_inf(errors.max())

@@ -14,7 +14,6 @@ from curvi.estimate.fixed_draws.local import FixedDrawsModel
 from curvi.estimate.fixed_draws.noise import FixedNoise
 from curvi.estimate.fixed_draws.objective import Objective
 
-
 _PARTS = 2
 
 

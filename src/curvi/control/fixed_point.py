@@ -1,8 +1,8 @@
-"""One step of the fixed point of a full-rank normal q: precision <- E_q[-Hessian], mean <- mean + covariance E_q[gradient].
+"""Steps to the fixed point of a normal q: precision <- E_q[-Hessian], mean <- mean + covariance E_q[gradient].
 
-In the coordinates x = m + L u both conditions of the optimum are read off one gradient on fixed draws: slope = L'E[grad]
-= 0 and bend = -L'E[Hessian]L = I, by Stein's identity. The step ends a Gaussian target at once. Elsewhere it is guarded:
-shortened until the ELBO on the same draws rises.
+In the coordinates x = m + L u both conditions of the optimum are read off one gradient on fixed draws, by Stein's
+identity: slope = L'E[grad] = 0 and bend = -L'E[Hessian]L = I. The step ends a Gaussian target at once. Elsewhere it is
+guarded: shortened until the ELBO on the same draws rises.
 """
 
 import numpy as np
@@ -44,8 +44,9 @@ def fixed_point_step(objective: Objective, local: FixedDrawsModel, radius: float
 
 
 def scale_step(objective: Objective, local: FixedDrawsModel) -> FixedDrawsModel:
-    """The model after the scales of independent factors are set by the expected Hessian, if the ELBO rises; at a cost of
-    one gradient. The scales of a start are guesses, and Newton's method in their logarithms takes several steps.
+    """The model after the scales of independent factors are set by the expected Hessian, if the ELBO rises.
+
+    It costs one gradient. The scales of a start are guesses, and Newton's method in their logarithms takes several.
     """
     path = objective.path
     if not isinstance(path, NormalPath) or not local.finite():

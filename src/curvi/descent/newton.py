@@ -18,7 +18,6 @@ from curvi.solve import SolveOutcome
 from curvi.solve.solution import Solver
 from curvi.solve.truncated_cg import ArrayT, Loop, Scalar, truncated_cg
 
-
 _NOTHING = 1e-12  # nats, twice: a whitened gradient whose square is smaller needs no products
 
 

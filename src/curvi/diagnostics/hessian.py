@@ -18,7 +18,8 @@ from curvi.diagnostics.batched_cg import batched_cg
 from curvi.diagnostics.dense_curvature import DenseCurvature, NotDefiniteError
 from curvi.diagnostics.hessian_on_draws import HessianOnDraws
 from curvi.family import Family
-from curvi.family.path import HostPath, NormalPath
+from curvi.family.normal_path import NormalPath
+from curvi.family.path import HostPath
 from curvi.model.target import AbstractTarget
 
 MOST_DRAWS = 512

@@ -13,7 +13,8 @@ from curvi.estimate.fixed_draws.local import HostRoot
 from curvi.estimate.fixed_draws.noise import matched_noise
 from curvi.estimate.fixed_draws.sweep import split_structure
 from curvi.family import Family
-from curvi.family.path import HostPath, NormalPath
+from curvi.family.normal_path import NormalPath
+from curvi.family.path import HostPath
 from curvi.model.over_draws import widest_array
 from curvi.model.target import AbstractTarget
 

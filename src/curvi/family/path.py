@@ -148,7 +148,6 @@ class HostPath(Path):
         """The root of the Fisher information; None where it is diagonal, and `spreads` is its inverse."""
         return None
 
-
     def sds_moved(self, params: np.ndarray, step: np.ndarray) -> np.ndarray:
         """The size of a step for each latent: the move of its mean in sds of q, and sqrt 2 times that of its ln sd."""
         return step / self.spreads(params)

@@ -180,7 +180,7 @@ class TriangularPath(HostPath):
         factor = self._place(c)[1]
         bent = hessian @ factor
         moments = np.einsum("psi,psj->pij", parts, parts) / parts.shape[1] - np.eye(self.size)
-        gradients = np.concatenate([np.zeros(parts.shape[:1] + (self.size,)), (bent @ moments).reshape(len(parts), -1)], 1)
+        gradients = np.concatenate([np.zeros((len(parts), self.size)), (bent @ moments).reshape(len(parts), -1)], 1)
         return gradients @ c / 2, gradients
 
     def scale_matrix(self, params):

@@ -49,7 +49,6 @@ class Expansion:
         return dtrtrs(self.lower, v, lower=1, trans=1)[0]
 
 
-
 class Excess:
     """The excess of H0 over the draws of some noise, which is subtracted from value and gradient."""
 

@@ -36,9 +36,7 @@ _TOO_FLAT, _LEAST_SHRINKAGE = 1.3, 0.1  # ratio of measured to promised curvatur
 _NEAR = 4  # tolerances: predicted gains from which it pays to measure the noise precisely
 
 
-def fresh_model(
-    problem: Problem, objective: Objective, state: GrowingState, few: FixedDrawsModel
-) -> FixedDrawsModel:
+def fresh_model(problem: Problem, objective: Objective, state: GrowingState, few: FixedDrawsModel) -> FixedDrawsModel:
     """The local model on the fresh draws of the next correction, with the curvature of the few.
 
     Draws of latents without reparameterisation keep their values, so that their curvature is that of the same draws.
@@ -116,7 +114,7 @@ def _step(problem, objective: Objective, state: GrowingState, few, found: Weighe
     bend = 2 * (step.predicted - local.grad @ step.direction)
     slope = on.grad @ step.direction
     rounding = 20 * objective.resolution * (abs(on.value) + 1)
-    taken = None
+    taken, trial = None, on
     for share in _SHARES:
         trial = objective(objective.admit(state.params + share * step.direction), on.fixed)
         expected = share * slope + share**2 * bend / 2
@@ -156,7 +154,7 @@ def _step(problem, objective: Objective, state: GrowingState, few, found: Weighe
 
 
 def _wanted_draws(objective: Objective, state: GrowingState, found: Weighed, tolerance: float) -> int:
-    """The number of draws of the next correction: their noise may leave a share of the tolerance, or of what is left."""
+    """The number of draws of the next correction: its noise may leave a share of the tolerance, or of what is left."""
     predicted = float(found.step.predicted)
     allowed = max(_BIAS_SHARE * tolerance, _SIGNAL_SHARE * (predicted - found.bias))
     factor = found.bias / allowed
@@ -226,4 +224,3 @@ def _kick(objective: Objective, state: GrowingState, local: FixedDrawsModel) -> 
         stage="climb",
         newton=True,
     )
-

@@ -29,9 +29,9 @@ def looked_up(
 ) -> tuple[GrowingState, GrowingState | None]:
     """The state with the predicted gain of a full covariance, and that of a fit that goes on with one where it pays."""
     q = state.family
-    if state.prediction.size or q.why_not_full_rank() is not None or objective.dimension > LARGEST:
-        if not (_only_full_rank(problem) and q.why_not_full_rank() is None):
-            return state, None
+    known = state.prediction.size > 0 or objective.dimension > LARGEST
+    if q.why_not_full_rank() is not None or (known and not _only_full_rank(problem)):
+        return state, None
     expected = expected_hessian(local)
     found = predict_full_rank(expected)
     state = state.but(prediction=np.array(dataclasses.astuple(found)))

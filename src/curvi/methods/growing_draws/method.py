@@ -70,7 +70,9 @@ class GrowingDraws(Method[GrowingState]):
         objective = _objective(self, problem, problem.q, key)
         few = max(self.first_draws, objective.num_score_params * _DRAWS_A_VALUE, problem.q.min_draws)
         num_draws = first_draws(objective, few)
-        num_fresh = min(max(correction_draws(objective.dimension), num_draws, 2 * objective.source.epoch), objective.capacity)
+        num_fresh = min(
+            max(correction_draws(objective.dimension), num_draws, 2 * objective.source.epoch), objective.capacity
+        )
         stage = "rough" if objective.expandable else "climb"
         return GrowingState.at(problem.q, num_draws, num_fresh, stage, exact=objective.always_exact)
 

@@ -372,7 +372,7 @@ def test_a_first_order_method_that_was_stopped_early_is_not_called_converged():
 
 @pytest.mark.parametrize("method", [SchemeI(estimator=AnchoredScore(64)), GrowingDraws()], ids=["Scheme I", "growing"])
 def test_single_precision_stays_single(method):
-    found = fit(gaussian(dtype="float32"), method, num_steps=60)
+    found = fit(gaussian(dtype="float32"), method, num_steps=60, family="mean_field")
     assert found.q.params.dtype == np.float32
     assert found.sample(KEY, 4)["x"].dtype == np.float32
     assert found.log_ratios(KEY, 4).dtype == np.float32

@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from curvi.certify.fixed_draws import Weighed, weigh
+from curvi.certify.fixed_draws import Weighed, remaining_gain, weigh
 from curvi.certify.gain import LARGEST_STEP_ERROR, Gain
 from curvi.estimate.fixed_draws.local import FixedDrawsModel
 from curvi.estimate.fixed_draws.noise import correction_draws
@@ -206,6 +206,7 @@ def _better_curvature(objective: Objective, state: GrowingState, most: int) -> G
 
 
 def _end(problem, objective: Objective, state: GrowingState, local: FixedDrawsModel, gain: Gain, tolerance: float):
+    gain = gain if gain.known else remaining_gain(local)
     gain = outcome_of_last_round(problem, objective, state, local, gain, tolerance)
     return state, News(gain=_with_error(gain, state), outcome=gain.doubt)
 

@@ -22,7 +22,8 @@ from curvi.methods.growing_draws.streams import FOR_CLIMBING
 from curvi.methods.growing_draws.verdict import suspects
 from curvi.outcome import Outcome
 
-_ROUGH, CLIMBED = 0.5, 0.1  # nats: gain tolerance of climbs without and with control variate
+_ROUGH, _CLIMBED = 0.5, 0.1  # nats: gain tolerance of climbs without and with control variate
+_START = 0.01  # and of those from several starts, which are compared
 _LONG = 2  # cost of a step's products, relative to that of a metric, from which the metric pays
 _LESS_EXCESS = 4  # factor for the draws after a round with a misleading control variate: halves the excess
 _MOVED = 1.0  # gain in nats since the last expansion that justifies another
@@ -32,7 +33,7 @@ _HELPED = 0.25  # share of the predicted gain below which Newton's step replaces
 def next_step(problem: Problem, objective: Objective, state: GrowingState, budget: Budget) -> tuple[GrowingState, News]:
     """The next state, after the start of a climb, one of its steps, its end, or a correction; and the news."""
     if len(state.start_elbos) < problem.num_starts != 1:
-        return try_start(problem, objective, state, CLIMBED, budget.num_steps)
+        return try_start(problem, objective, state, _START, budget.num_steps)
     state, local = under_way(problem, objective, state, budget.tolerance)
     assert state.climb is not None
     if state.stage == "correct":
@@ -53,7 +54,7 @@ def under_way(
     round_ = (state.num_draws, state.round, state.rough)
     fixed = problem.once("noise", lambda: _noise_of_round(objective, state, before), before, round_)
     local = problem.once("local", lambda: objective(state.params, fixed), state.params, fixed)
-    gain_tolerance = max(_ROUGH if state.rough else CLIMBED, tolerance)
+    gain_tolerance = max(_ROUGH if state.rough else _CLIMBED, tolerance)
     if climb is None:
         end = end_at_start(objective, local)
         climb = Climb(before, local.value, gain_tolerance, "" if end is None else end.name)

@@ -25,6 +25,7 @@ _VAGUE = 0.5  # nats: largest standard error of a remaining gain after hundreds 
 # Draws of the final check; fewer in high dimensions, where draws are expensive.
 _MOST_CHECK_DRAWS, _LEAST_CHECK_DRAWS, _LARGE = 1024, 256, 64
 _FEWEST_CHECK_DRAWS, _NO_ERROR = 64, 1e-3  # where the standard error of their mean is below this many nats
+_FEWEST_AHEAD = 10  # steps
 _AHEAD_PARTS = 8  # independent parts of the draws that evaluate a look ahead
 
 
@@ -92,7 +93,7 @@ def certify_end(
         gain = certificate(problem, objective, state, local, gain)
         if gain.within(tolerance):
             return gain
-    out_of_steps = state.stage != "correct"
+    out_of_steps = state.stage != "correct" or state.num_fresh < objective.capacity
     if gain.doubt is None and out_of_steps and (gain.known or state.taken < ENDLESS):
         gain = dataclasses.replace(gain, doubt=Outcome.MAX_STEPS)
     gain = outcome_of_last_round(problem, objective, state, local, gain, tolerance)
@@ -108,8 +109,9 @@ def _ahead(
 ) -> Gain:
     """The remaining gain at a q before the end of the climb, improved by a look ahead where that succeeds."""
     stream = (FOR_AHEAD, state.taken)
-    # At most as many steps as the fit itself took.
-    ahead = look_ahead(objective, local, state.radius, gain_tolerance, state.taken, (*stream, 0), state.num_fresh)
+    # At most as many steps as the fit itself took, or a few.
+    steps = max(state.taken, _FEWEST_AHEAD)
+    ahead = look_ahead(objective, local, state.radius, gain_tolerance, steps, (*stream, 0), state.num_fresh)
     # Matched draws: their fourth moments bias a value, but hardly a difference of two values.
     fresh = objective.noise(state.params, (*stream, 1), _check_draws(objective, state), _AHEAD_PARTS)
     found = gained_between(objective, state.params, ahead.params, fresh)

@@ -206,7 +206,7 @@ def test_interruption_keeps_the_fit(monkeypatch):
 
     def interrupted(*args):
         calls.append(1)
-        if len(calls) == 12:
+        if len(calls) == 6:
             raise KeyboardInterrupt
         return draw(*args)
 

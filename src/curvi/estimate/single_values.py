@@ -44,7 +44,7 @@ class SoughtValues:
         factors = np.unique(self.owner[self.owner >= 0])
         odds = scores**2 @ (self.owner[:, None] == factors)  # 1 / q_f(x_f) - 1
         with np.errstate(divide="ignore"):
-            return np.log(np.sum(_num_draws(odds) * (1 + odds), 1) / self.count)
+            return np.log(np.sum(num_draws(odds) * (1 + odds), 1) / self.count)
 
 
 def sought_values(scores, row_owner, param_owner) -> tuple[np.ndarray, SoughtValues]:
@@ -52,11 +52,11 @@ def sought_values(scores, row_owner, param_owner) -> tuple[np.ndarray, SoughtVal
     are.
     """
     odds = np.sum(np.where(row_owner[:, None] == param_owner, scores, 0.0) ** 2, 1)
-    rows = np.repeat(np.arange(len(odds)), _num_draws(odds))
+    rows = np.repeat(np.arange(len(odds)), num_draws(odds))
     return rows, SoughtValues(np.where(np.isin(param_owner, row_owner), param_owner, -1), len(rows))
 
 
-def _num_draws(odds) -> np.ndarray:
+def num_draws(odds) -> np.ndarray:
     """The number of draws for a value with these odds against it, none if it is not rare."""
     more = np.floor(_MORE / np.sqrt(1 + odds)).astype(int)
     return np.where(odds > 1 / RARE - 1, 1 + more, 0)

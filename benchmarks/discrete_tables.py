@@ -4,6 +4,7 @@ import numpy as np
 
 import lines
 from tables import DOCS, paragraph, table
+from whole_tables import whole_fits
 
 THRESHOLD = 0.1
 OURS, PLAIN = "regression", "regression, main effects only"
@@ -21,6 +22,7 @@ def write(path) -> None:
     known = [name for name in names if name not in held_out]
     parts = [
         *_head(found),
+        *whole_fits({name: tuned(found, name, ADAM)[0] for name in names}),
         "## Calls of the log density to within 0.1 nat",
         *_calls(found, known),
         "## What the products are worth",
@@ -31,8 +33,8 @@ def write(path) -> None:
         paragraph("""
             Most of the 111 values of the change point's switch are so rare under q that no batch shows them,
             and one that was excluded too early may hold a fifth of the mass. So rare values are looked for
-            near the end, in draws of which half have any value of the switch, and what each one is worth is
-            counted beyond the quadratic model (`estimate/single_values.py`).
+            near the end, a draw or more for each, and what each one is worth is counted beyond the quadratic
+            model (`estimate/single_values.py`).
         """),
         *_held_out(found, held_out),
     ]
@@ -70,7 +72,7 @@ def _head(found) -> list[str]:
             Made by `python benchmarks/discrete.py --tables` from `benchmarks/results/discrete.jsonl`. The
             gap of any q is exact, by enumeration or in closed form. Its reference is the lowest local
             optimum that regression ended in over its seeds, the same for all methods. A moment below the
-            gap counts. Regression runs with no setting given, over ten seeds. NumPyro differentiates the
+            gap counts. Whole fits are those of `python benchmarks/whole_fits.py`. Regression runs with no setting given, over ten seeds. NumPyro differentiates the
             density of the change point, and of the pumps below, in their continuous latents; the others
             see values only. The sizes of batches and the first radius that regression uses by default
             were chosen among a handful on the first four models and these seeds, so that its figures

@@ -1,10 +1,11 @@
 """Whole fits from values alone, certificate included: calls, and how often "converged" was wrong.
 
-    python benchmarks/whole_fits.py --label NAME [--seeds 100 123] [--only MODEL]
+    python benchmarks/whole_fits.py --label NAME [--seeds 100 123] [--only MODEL] [--unseen]
 
 A line per fit in results/whole_fits.jsonl: the calls until q came within 0.1 nat of the local optimum it ended in (the
 climb), all calls, what the fit said, and the exact gap of its q. NAME goes into the setting of the lines, so that two
-states of the method can be compared. The seeds are not among those that any setting was chosen on.
+states of the method can be compared. The seeds are not among those that any setting was chosen on; the models of
+--unseen are others than those of `discrete.py`, and nothing at all was chosen on them.
 """
 
 import argparse
@@ -15,14 +16,30 @@ import jax
 import numpy as np
 
 import lines
+from curvi import MeanField
 from curvi.methods import PooledRegression
 from curvi.methods.base import Budget
 from curvi.methods.base import Problem as FitProblem
-from discrete import THRESHOLD, TOLERANCE, models
-from reference_models.exact import basin
+from discrete import THRESHOLD, TOLERANCE, Model, models
+from held_out import ising, sigmoid_network
+from reference_models import noisy_or
+from reference_models.exact import basin, enumerated_elbo
 
 RESULTS = Path(__file__).parent / "results" / "whole_fits.jsonl"
 MAX_STEPS = 300
+
+
+def unseen() -> dict[str, Model]:
+    """Networks and spins of other seeds and sizes."""
+    targets = {
+        "noisy or, 12 causes": noisy_or(1, 12, 14),
+        "noisy or, 13 causes": noisy_or(2, 13, 10),
+        "Ising, 12 spins": ising(1, 12),
+        "Ising, 13 spins": ising(2, 13),
+        "sigmoid network, 12 hidden": sigmoid_network(1, 12, 20),
+        "sigmoid network, 11 hidden": sigmoid_network(2, 11, 30),
+    }
+    return {name: Model(t, MeanField(t), enumerated_elbo(t), held_out=True) for name, t in targets.items()}
 
 
 def whole_fit(target, start, key):
@@ -72,9 +89,10 @@ def main() -> None:
     parser.add_argument("--label", required=True, help="the name of this state of the method")
     parser.add_argument("--seeds", type=int, nargs=2, default=(100, 123), help="first seed, and the one after the last")
     parser.add_argument("--only", nargs="+", help="these models alone")
+    parser.add_argument("--unseen", action="store_true", help="other models than those of discrete.py")
     arguments = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
-    for name, model in models().items():
+    for name, model in (unseen() if arguments.unseen else models()).items():
         if arguments.only is None or name in arguments.only:
             for seed in range(*arguments.seeds):
                 measure(name, model, arguments.label, seed)

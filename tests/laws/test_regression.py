@@ -10,6 +10,7 @@ from factor_registry import ROWS
 from curvi.descent.dense import DenseModel
 from curvi.estimate import SecondOrderRegression
 from curvi.estimate import pairs as pairs_of
+from curvi.estimate.left_out_parts import with_left_out_parts
 from curvi.estimate.pairs import PairLayout, fit_pairs, pair_kernel, pair_part
 from curvi.estimate.pool import Batch, Pool
 from curvi.estimate.regression import pair_layout
@@ -211,6 +212,46 @@ def test_remaining_gain_is_corrected_for_noise():
     found = np.array([DenseModel.make(0.0, 0.0, one, covariance, pairs).remaining_gain() for one in slopes])
     assert abs(found[:, 0].mean() - truth) < 4 * found[:, 0].std() / np.sqrt(4000)
     np.testing.assert_allclose(np.sqrt(np.mean(found[:, 1] ** 2)), found[:, 0].std(), rtol=0.35)
+
+
+def test_the_gain_that_is_left_where_the_draws_led_adds_the_noise():
+    """On a quadratic ELBO whose slope is known with noise: the step goes to the top of the estimate, where the draws
+    show no slope at all, and the true slope is minus the noise.
+    """
+    rng = np.random.default_rng(7)
+    pairs, covariance = np.diag([0.5, -1.0, 0.0]), np.diag([0.04, 0.09, 0.01])
+    curvature, root = np.eye(3) - pairs, np.sqrt(np.diag(covariance))
+    noise = root * rng.normal(size=(4000, 3))
+    left = np.sum(noise * np.linalg.solve(curvature, noise.T).T, 1) / 2
+    model = DenseModel.make(0.0, 0.0, np.zeros(3), covariance, pairs)
+    nats, error = model.posterior_gain()
+    assert abs(left.mean() - nats) < 4 * left.std() / np.sqrt(4000)
+    np.testing.assert_allclose(error, left.std(), rtol=0.1)
+    # The correction for draws that did not lead there is the opposite one.
+    assert abs(left.mean() - model.remaining_gain()[0]) > 40 * left.std() / np.sqrt(4000)
+
+
+def test_the_noise_of_draws_unlike_all_others_is_not_taken_from_their_copies():
+    """Six bits, each 1 with probability 0.05, and a response with a deviation of its own at each of the 64 states: most
+    draws are copies of a few states, and what is not known is the rest.
+    """
+    states = (np.arange(64)[:, None] >> np.arange(6)) & 1
+    chance, layout = 0.05, PairLayout(np.arange(6))
+    probability = np.prod(np.where(states, chance, 1 - chance), 1)
+    scores = (states - chance) / np.sqrt(chance * (1 - chance))
+    errors, told, taken = [], [], []
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        response = rng.normal(size=64)
+        drawn = rng.choice(64, 40, p=probability)
+        part = scores[drawn], response[drawn], np.ones(40)
+        found = fit_pairs(*part, layout, products=False)
+        errors.append(found.linear - (probability * response) @ scores)
+        told.append(np.diag(with_left_out_parts(found, *part, layout).covariance()))
+        taken.append(np.diag(found.covariance()))
+    truth = np.mean(np.square(errors))
+    assert 0.5 < np.mean(told) / truth < 2.0
+    assert np.median(np.mean(taken, 1)) < 0.5 * np.median(np.mean(told, 1))
 
 
 # -- pooled draws -----------------------------------------------------------------------------------------------------

@@ -9,12 +9,14 @@ import pytest
 from law_statistics import assert_zero_mean
 from numpyro.distributions import constraints
 from scipy.special import logsumexp
+from scipy.stats import chi2
 
 from curvi import MeanField, Target
 from curvi.estimate.draws import bits_to_unit, latin_hypercube
 from curvi.estimate.regression import pair_layout
-from curvi.estimate.single_values import gain_beyond
+from curvi.estimate.single_values import RARE, gain_beyond, num_draws
 from curvi.methods.pooled_regression.programs import scores_at
+from curvi.methods.pooled_regression.sampler import Sampler
 
 NUM_VALUES = 5
 
@@ -131,6 +133,43 @@ def test_each_value_shows_among_the_draws_that_look_for_rare_ones(excluded):
         z = next(part for factor, part in zip(q.layout.factors, x) if len(factor.values) == NUM_VALUES)
         seen += np.isin(np.arange(NUM_VALUES), np.asarray(z))
     assert np.all(seen >= 40)
+
+
+def test_what_draws_that_look_for_rare_values_are_drawn_from(excluded):
+    """Their density sums to one, is that of the draws, and weighs them to means under q."""
+    target, q = excluded
+    x, log_q, _ = states(q)
+    batches = [Sampler(target, jax.random.key(seed), 8, 0).draw_rare(q) for seed in range(200)]
+    batch = batches[0]
+    log_density = batch.log_density(x, scores_at)
+    shown = np.isfinite(log_density)
+    np.testing.assert_allclose(np.sum(np.exp(log_density)), 1, rtol=1e-6)
+    # Every value below a tenth, and no state without any.
+    groups = {len(factor.values): part for factor, part in zip(q.layout.factors, x)}
+    chance = {v: np.exp(log_q)[groups[NUM_VALUES][:, 0] == v].sum() for v in range(NUM_VALUES)}
+    rare = [v for v in range(NUM_VALUES) if chance[v] < RARE]
+    assert len(rare) == 2 and set(groups[NUM_VALUES][shown, 0]) == set(rare)
+    # The draws follow it: a chi-square statistic over the states they can show.
+    drawn = [jax.tree.map(lambda *parts: np.concatenate(parts), *(b.x for b in batches))][0]
+    columns = np.concatenate([part for part in drawn], 1), np.concatenate([part for part in x], 1)
+    counts = np.array([np.sum(np.all(columns[0] == row, 1)) for row in columns[1]])
+    expected = np.exp(log_density) * len(columns[0])
+    assert np.all(counts[~shown] == 0)
+    statistic = np.sum((counts - expected)[shown] ** 2 / expected[shown])
+    assert statistic < chi2.ppf(0.9999, shown.sum() - 1)
+    # Weights by q over it have mean one over what they show; those that took the draws for draws of q would not.
+    inside = np.exp(log_q[shown]).sum()
+    all_draws = np.concatenate([b.log_q for b in batches])
+    own = scores_at(q, drawn)[0]
+    np.testing.assert_allclose(np.mean(np.exp(own - all_draws)), inside, rtol=0.2)
+    assert inside < 0.5
+
+
+def test_a_value_is_drawn_the_more_often_the_more_its_error_costs():
+    chance = np.array([0.5, 0.09, 0.02, 1e-3, 1e-8])
+    numbers = [int(n) for n in num_draws(1 / chance - 1)]
+    assert numbers[0] == 0 and numbers[-1] == 1 and numbers[1:] == sorted(numbers[1:], reverse=True)
+    assert numbers[1] > 3
 
 
 @pytest.mark.parametrize("size", [7, 32])

@@ -86,6 +86,17 @@ class DenseModel(LocalModel[np.ndarray, Eigen, Whitened]):
         gain, error = self.decrement(self.curvature.solve)
         return float(gain), float(error)
 
+    def posterior_gain(self) -> tuple[float, float]:
+        """The gain that is left if the same draws led to this q, and its standard error; infinite where A is not
+        definite or the noise is unknown.
+
+        Draws that moved q leave no slope of their own, whatever is left to gain: the noise C of the slope then is not
+        to be taken off the decrement but added to it. Given the slope b of all draws and a flat prior, the true slope
+        has mean b and covariance C wherever q is, and the gain the mean b'A^-1 b / 2 + tr(A^-1 C) / 2.
+        """
+        gain, error = self.remaining_gain()
+        return gain + 2 * self.noise_gain(), error
+
     def noise_gain(self) -> float:
         """Expected loss in nats from the noise of b if a full Newton step is taken: tr(A^-1 C) / 2."""
         if not (self.definite and self._noise_known):

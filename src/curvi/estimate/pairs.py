@@ -69,6 +69,8 @@ class PairFit(NamedTuple):
         (P, S): b as a linear map of the responses.
     left_out
         Residual of each draw when it is left out, times the root of its weight.
+    leverage
+        How far each draw determines its own fit, from 0 to 1.
     pairs
         B, with zero blocks on its diagonal; None without products.
     draw_weights
@@ -87,6 +89,7 @@ class PairFit(NamedTuple):
     linear: Any
     influence: Any
     left_out: Any
+    leverage: Any
     pairs: Any
     draw_weights: Any
     ridge: Any
@@ -203,6 +206,7 @@ def _finish(xp, main: MainEffects, influence, residual, leverage, pairs, ridge, 
         linear=linear,
         influence=influence,
         left_out=left_out,
+        leverage=leverage,
         pairs=None if pairs is None else pairs[0],
         draw_weights=None if pairs is None else pairs[1],
         ridge=ridge,

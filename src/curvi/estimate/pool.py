@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from curvi.estimate.single_values import SoughtValues
 from curvi.family import Family
 from curvi.record.plain import register
 from curvi.record.pytree import pytree
@@ -23,7 +24,10 @@ ScoresAt = Callable[[Family, Any], tuple[np.ndarray, np.ndarray]]
 @register
 @pytree
 class Batch:
-    """Draws of one q in working coordinates, with ln p, ln q and whitened scores."""
+    """Draws of one q in working coordinates, with ln p, the log density they were drawn from, and whitened scores.
+
+    Draws that look for rare values have the density of q times that of `sought`.
+    """
 
     q: Family
     x: Any
@@ -31,6 +35,7 @@ class Batch:
     log_q: np.ndarray
     scores: np.ndarray
     worth: float = 1.0  # mean importance weight of its draws at the q of the last view
+    sought: SoughtValues | None = None
 
     def __len__(self) -> int:
         return len(self.log_p)
@@ -40,7 +45,12 @@ class Batch:
 
     def only(self, rows) -> "Batch":
         x = jax.tree.map(lambda part: part[rows], self.x)
-        return Batch(self.q, x, self.log_p[rows], self.log_q[rows], self.scores[rows])
+        return Batch(self.q, x, self.log_p[rows], self.log_q[rows], self.scores[rows], sought=self.sought)
+
+    def log_density(self, x, scores_at: ScoresAt) -> np.ndarray:
+        """The log density that the batch was drawn from, at each of the rows x."""
+        log_q, scores = scores_at(self.q, x)
+        return log_q if self.sought is None else log_q + self.sought.log_ratio(scores)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +69,7 @@ class View:
 @register
 @pytree
 class Pool:
-    """Batches, and ln q of every batch's q at the draws of every batch: `log_q[asked][drawn]`."""
+    """Batches, and the log density of every batch at the draws of every batch: `log_q[asked][drawn]`."""
 
     batches: tuple[Batch, ...] = ()
     log_q: tuple[tuple[np.ndarray, ...], ...] = ()
@@ -85,9 +95,9 @@ class Pool:
         return self.batches[index].worth * len(self.batches[index])
 
     def _with(self, batch: Batch, scores_at: ScoresAt) -> "Pool":
-        others = [old.q for old in self.batches]
-        known = tuple((*row, scores_at(q, batch.x)[0]) for row, q in zip(self.log_q, others))
-        own = _split(scores_at(batch.q, _stack([b.x for b in self.batches]))[0], self.batches) if self.batches else ()
+        known = tuple((*row, old.log_density(batch.x, scores_at)) for row, old in zip(self.log_q, self.batches))
+        all_others = _stack([b.x for b in self.batches]) if self.batches else None
+        own = _split(batch.log_density(all_others, scores_at), self.batches) if self.batches else ()
         return Pool((*self.batches, batch), (*known, (*own, batch.log_q)))
 
     def _without(self, index: int) -> "Pool":

@@ -1,4 +1,4 @@
-"""Estimates of the ELBO around one q, from a pool of draws and from fresh draws."""
+"""Estimates of the ELBO around one q, from a pool of draws."""
 
 import dataclasses
 
@@ -6,8 +6,9 @@ import numpy as np
 
 from curvi.certify.gain import Gain
 from curvi.descent.dense import DenseModel
+from curvi.estimate.left_out_parts import with_left_out_parts
 from curvi.estimate.pairs import PairFit, fit_pairs, pair_part
-from curvi.estimate.pool import Batch, Pool, View
+from curvi.estimate.pool import View
 from curvi.estimate.regression import pair_layout
 from curvi.estimate.shrunk_pairs import NO_CURVATURE, shrunk_curvature
 from curvi.estimate.single_values import gain_beyond
@@ -38,6 +39,8 @@ class Estimate:
         Of the regression (`PairFit`).
     beyond, beyond_se
         Gain in nats from single values of discrete factors beyond the model (`single_values`), and its standard error.
+    effective_size
+        The effective number of draws at q.
     """
 
     model: DenseModel
@@ -47,9 +50,27 @@ class Estimate:
     complete: bool
     beyond: float
     beyond_se: float
+    effective_size: float = 0.0
 
     def gain(self) -> Gain:
-        nats, error = self.model.remaining_gain()
+        """What is left to gain, as far as the draws show it."""
+        return self._with_single_values(*self.model.remaining_gain())
+
+    def verdict(self) -> Gain:
+        """What is left to gain where the draws of the estimate also led to its q (`DenseModel.posterior_gain`)."""
+        return self._with_single_values(*self.model.posterior_gain())
+
+    def elbo(self) -> tuple[float, float]:
+        """The ELBO and its standard error where the draws of the estimate also led to its q.
+
+        The highest point of the estimated ELBO is too high by tr(A^-1 C): half of it because it is the highest of a
+        noisy surface, half because the true surface is lower there than at its own highest point.
+        """
+        bias = 2 * self.model.noise_gain()
+        bias = bias if np.isfinite(bias) else 0.0
+        return self.model.value - bias, float(np.hypot(self.model.value_se, bias))
+
+    def _with_single_values(self, nats: float, error: float) -> Gain:
         return Gain(nats + self.beyond, float(np.hypot(error, self.beyond_se)))
 
 
@@ -61,8 +82,10 @@ class Regression:
     most_rows: int
     every_value: tuple | None  # rows with each value of each discrete factor, and that factor's index
 
-    def estimate(self, view: View, q: Family) -> Estimate:
-        """The estimate of a view of the pool."""
+    def estimate(self, view: View, q: Family, unseen: bool = False) -> Estimate:
+        """The estimate of a view of the pool; with `unseen`, its noise is that at draws unlike all others, too
+        (`left_out_parts`).
+        """
         layout = pair_layout(q)
         rows, curvature = slice(None), NO_CURVATURE
         if len(view.weights) > self.most_rows:
@@ -73,32 +96,15 @@ class Regression:
         found = fit_pairs(*part, layout, products=self.products)
         if self.products:
             curvature = shrunk_curvature(found, *part, layout)
+        if unseen and len(view.weights) <= self.most_rows:
+            found = with_left_out_parts(found, *part, layout)
         if len(view.weights) > self.most_rows:
             response = view.ratios - _pair_part(view.scores, curvature.control)
             found = fit_pairs(view.scores, response, view.weights, layout, products=False)
         model = DenseModel.make(found.value, found.value_se, found.linear, found.covariance(), curvature.pairs)
-        shrinkage, residual = curvature.shrinkage, float(found.residual_variance)
-        return Estimate(model, curvature.control, shrinkage, residual, bool(found.complete), *self._beyond(q, found))
-
-    def certify(self, batch: Batch, rare: Batch | None, before: Estimate) -> tuple[float, float, Gain]:
-        """ELBO with its standard error, and remaining gain, of the q of a batch that no estimate has used.
-
-        Products of scores have mean zero and no covariance with the scores, so that any fixed multiple of them may be
-        subtracted from the response: the fit on earlier draws is used as control variate.
-        """
-        fresh = Pool().add(batch, scores_at, 2 * MAX_ROWS, 2)
-        if rare is not None:
-            fresh = fresh.add(rare, scores_at, 2 * MAX_ROWS, 2)
-        _, view = fresh.view(batch.q, scores_at, 0.0)
-        layout = pair_layout(batch.q)
-        response = view.ratios - _pair_part(view.scores, before.control)
-        found = fit_pairs(view.scores, response, view.weights, layout, products=False)
-        curvature = before.model.curvature
-        model = DenseModel.with_curvature(found.value, found.value_se, found.linear, found.covariance(), curvature)
-        nats, error = model.remaining_gain()
-        beyond, beyond_se = self._beyond(batch.q, found)
-        gain = Gain(max(nats, 0.0) + beyond, float(np.hypot(error, beyond_se)))
-        return float(found.value), float(found.value_se), gain
+        shrinkage, residual, complete = curvature.shrinkage, float(found.residual_variance), bool(found.complete)
+        beyond = self._beyond(q, found)
+        return Estimate(model, curvature.control, shrinkage, residual, complete, *beyond, view.effective_size)
 
     def _beyond(self, q: Family, found: PairFit) -> tuple[float, float]:
         if self.every_value is None:

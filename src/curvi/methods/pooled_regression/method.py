@@ -21,9 +21,11 @@ from curvi.estimate.start import find_start
 from curvi.family import Family
 from curvi.methods.base import Budget, Method, Needs, News, Problem
 from curvi.methods.pooled_regression.estimates import KERNEL_ROWS, MAX_PRODUCTS, MAX_ROWS, Estimate, Regression
+from curvi.methods.pooled_regression.plan import GROWTH, is_near, looked_for_rare, plan_batch
+from curvi.methods.pooled_regression.polish import at, polished
 from curvi.methods.pooled_regression.programs import move, scores_at
 from curvi.methods.pooled_regression.sampler import Sampler
-from curvi.methods.pooled_regression.state import Plan, PooledState
+from curvi.methods.pooled_regression.state import PooledState
 from curvi.outcome import Outcome
 from curvi.record.counts import CallCounts
 from curvi.record.plain import register
@@ -33,11 +35,8 @@ _MOST_BATCHES = 16
 _FIRST_BATCHES = 2
 _LEAST_ROWS, _FEW_ROWS = 1.0, 4  # least effective sample size: per parameter, and additional
 _FIRST_RADIUS = 4.0  # nats
-_NOISE_SHARE = 0.2  # of the tolerance: largest expected loss from the noise of a step
-_LEAST_VERDICT = 128
-_NEAR_END = 4  # the end is near if the gain is below this many tolerances
-_NEARBY = 0.5  # nats: how far q may move before rare values are drawn again
-_GROWTH = 1.5
+_IMMATERIAL = 0.1  # of the tolerance: a predicted gain that cannot be told from none
+_LEAST_MULTIPLE, _LEAST_SPARE = 3.0, 50  # least effective number of draws for a verdict: per parameter, and spare
 _PATIENCE = 25  # consecutive rejections after which the fit ends
 
 
@@ -75,10 +74,9 @@ class PooledRegression(Method[PooledState]):
 
     def init(self, problem: Problem, key) -> PooledState:
         q, size = problem.q, self.batch_draws(problem.q.num_params)
-        least = max(_LEAST_VERDICT, 8 * q.num_params)
         unknown, infinite = float("nan"), float("inf")
         trust = Trust(_FIRST_RADIUS)
-        return PooledState(q, Pool(), None, trust, size, least, infinite, 0, 0, unknown, infinite, infinite, infinite)
+        return PooledState(q, Pool(), None, trust, size, 0, infinite, 0, 0, unknown, infinite, infinite, infinite)
 
     def advance(self, problem: Problem, state: PooledState, key, budget: Budget) -> tuple[PooledState, News]:
         sampler = Sampler(problem.target, key, self.batch_draws(problem.q.num_params), state.calls)
@@ -87,8 +85,9 @@ class PooledRegression(Method[PooledState]):
         return self._step(problem, state, sampler, budget.tolerance)
 
     def certify(self, problem: Problem, state: PooledState, key, tolerance: float) -> Gain:
-        """The gain from the last batch: every step ends with fresh draws."""
-        return Gain(state.gain, state.gain_se)
+        """The gain that the pool shows, of unknown error where it may give no verdict yet."""
+        known = state.estimate is not None and self._seen_enough(state, state.estimate, tolerance)
+        return Gain(state.gain, state.gain_se if known else np.inf)
 
     def elbo(self, problem: Problem, state: PooledState, key) -> tuple[float, float, CallCounts]:
         return state.elbo, state.elbo_se, CallCounts()
@@ -109,13 +108,13 @@ class PooledRegression(Method[PooledState]):
         # Draws without a finite density are left out of the first estimate; later, a candidate with any is rejected.
         pool = Pool().add(batch.only(batch.finite()), scores_at, MAX_ROWS, _MOST_BATCHES)
         pool, estimate = self._estimate(problem, pool, q, sampler)
-        state = self._taken(state, q, estimate, estimate.model.value, estimate.model.value_se, estimate.gain())
-        return state.but(pool=pool, calls=sampler.calls), News(counts=sampler.counts)
+        return at(state.but(pool=pool, calls=sampler.calls), q, estimate), News(counts=sampler.counts)
 
     def _step(self, problem: Problem, state: PooledState, sampler: Sampler, tolerance: float):
         estimate = state.estimate
         assert estimate is not None
-        size, plan = self._plan(state, estimate, tolerance)
+        least = max(state.least_verdict, self._least_verdict(state.q, tolerance))
+        size, plan = plan_batch(state, estimate, tolerance, least, self.max_draws)
         state = state.but(size=size)
         model = estimate.model
         step = state.trust.step(model, estimate.residual_variance, model.value, estimate.complete)
@@ -128,9 +127,7 @@ class PooledRegression(Method[PooledState]):
             outcome = Outcome.NON_FINITE if refused >= _PATIENCE else None
             row = _row(estimate, UNKNOWN, predicted, len(batch), trust, False)
             return state, News([row], sampler.counts, outcome=outcome)
-        rare = sampler.draw_rare(candidate, plan.rare)
-        regression = self._regression(problem, state.pool)
-        verdict = regression.certify(batch, rare, estimate) if plan.verdict else None
+        rare = sampler.draw_rare(candidate) if plan.rare else None
         pool = state.pool.add(batch, scores_at, MAX_ROWS, _MOST_BATCHES)
         if rare is not None:
             pool = pool.add(rare, scores_at, MAX_ROWS, _MOST_BATCHES)
@@ -139,62 +136,52 @@ class PooledRegression(Method[PooledState]):
         pool, there = self._estimate(problem, pool, candidate, sampler)
         error = float(np.hypot(here.model.value_se, there.model.value_se)) + _rounding(state.q, here.model.value)
         accept, trust = state.trust.judge(there.model.value - here.model.value, error, predicted, divergence)
+        if predicted < _IMMATERIAL * tolerance:
+            trust = state.trust  # whether next to nothing was gained says nothing of the radius
         # Rare values were drawn at the candidate, accepted or not.
-        moved = (state.moved_since_rare if rare is None else 0.0) + divergence * (accept == (rare is None))
+        moved = (0.0 if plan.rare else state.moved_since_rare) + divergence * (accept != plan.rare)
         state = state.but(pool=pool, trust=trust, calls=sampler.calls, moved_since_rare=moved)
-        if not accept:
-            # The draws of the batch stay in the pool.
-            state = state.but(estimate=here, refused=state.refused + 1)
-            row = _row(here, UNKNOWN, predicted, len(batch), trust, False)
-            return state, self._ended(state, News([row], sampler.counts), tolerance)
-        fresh = verdict or (there.model.value, there.model.value_se, there.gain())
-        state = self._taken(state, candidate, there, *fresh)
-        row = _row(there, fresh[2], predicted, len(batch), trust, True)
-        if not plan.verdict:
-            return state, self._ended(state, News([row], sampler.counts), tolerance)
-        gain = fresh[2] if there.model.definite else UNKNOWN
-        if gain.nats <= tolerance / 2:  # only its noise prevents convergence
-            least = int(_GROWTH * max(plan.size, state.least_verdict))
-            state = state.but(least_verdict=least if not gain.within(tolerance) else state.least_verdict)
+        # The draws of the batch stay in the pool, accepted or not.
+        taken = at(state, candidate, there) if accept else at(state, state.q, here, state.refused + 1)
+        state = polished(self._regression(problem, pool), taken)
+        return self._judged(problem, state, predicted, len(batch), accept, sampler, tolerance)
+
+    def _judged(self, problem, state: PooledState, predicted: float, drawn: int, accepted: bool, sampler, tolerance):
+        """The state after a step and its news, with a verdict where the draws allow one."""
+        estimate = state.estimate
+        assert estimate is not None
+        if is_near(estimate, tolerance):
+            _, view = state.pool.view(state.q, scores_at)
+            estimate = self._regression(problem, state.pool).estimate(view, state.q, unseen=True)
+            state = at(state, state.q, estimate, state.refused)
+        # What the draws show to be gained is worth another step before a verdict.
+        over = estimate.gain().nats <= tolerance / 2
+        gain = estimate.verdict() if over and self._seen_enough(state, estimate, tolerance) else None
+        if gain is not None and not gain.within(tolerance):
+            # Only noise prevents convergence.
+            least = max(state.least_verdict, self._least_verdict(state.q, tolerance))
+            if estimate.effective_size >= min(least, self.max_draws // 4):
+                state = state.but(least_verdict=int(GROWTH * least))
+        row = _row(estimate, gain or UNKNOWN, predicted, drawn, state.trust, accepted)
         return state, self._ended(state, News([row], sampler.counts, gain), tolerance)
 
-    def _taken(self, state: PooledState, q: Family, estimate: Estimate, elbo: float, elbo_se: float, gain: Gain):
-        numbers = {"elbo": elbo, "elbo_se": elbo_se, "gain": gain.nats, "gain_se": gain.error}
-        return state.but(q=q, estimate=estimate, refused=0, **numbers)
+    def _seen_enough(self, state: PooledState, estimate: Estimate, tolerance: float) -> bool:
+        """Whether the pool may give a verdict."""
+        return looked_for_rare(state) and estimate.effective_size >= self._least_verdict(state.q, tolerance)
+
+    def _least_verdict(self, q: Family, tolerance: float) -> int:
+        """The least effective number of draws for a verdict: what no draw has shown may hold one part in so many."""
+        least = max(q.num_params + _LEAST_SPARE, int(_LEAST_MULTIPLE * q.num_params))
+        return max(least, int(min(1 / tolerance, self.max_draws / 4)))
 
     def _ended(self, state: PooledState, news: News, tolerance: float) -> News:
         """The news, with an outcome if too many steps were rejected or a verdict would take too many draws."""
         if news.gain is not None and news.gain.within(tolerance):
             return news
-        if state.refused < _PATIENCE and state.least_verdict <= _GROWTH**3 * self.max_draws:
+        if state.refused < _PATIENCE and state.least_verdict <= GROWTH**3 * self.max_draws:
             return news
         known = Gain(state.gain, state.gain_se)
         return dataclasses.replace(news, gain=known, outcome=unfinished(known, tolerance))
-
-    def _plan(self, state: PooledState, estimate: Estimate, tolerance: float) -> tuple[int, Plan]:
-        """The usual size of a batch, and the plan of the next: more draws if noise dominates, rare values near the end,
-        then draws for a verdict.
-        """
-        gain, noise, size = estimate.gain().nats, estimate.model.noise_gain(), state.size
-        num_rare = state.q.num_rare_draws
-        if not np.isfinite(gain):
-            return size, Plan(size)
-        near = gain <= _NEAR_END * tolerance
-        if near and num_rare > 0 and state.moved_since_rare > _NEARBY:
-            # Draw rare values before an expensive verdict, which fails if a rare value has a large advantage. If rare
-            # values cause the noise, more ordinary draws do not help.
-            return size, Plan(size, num_rare)
-        if noise > max(_NOISE_SHARE * tolerance, 0.5 * gain):
-            size = min(int(_GROWTH * size), self.max_draws)
-            return size, Plan(size, _rare_share(size, num_rare) if near else 0)
-        if not near or noise > _NOISE_SHARE * tolerance:
-            return size, Plan(size)
-        # Two standard errors of a verdict, sqrt(tr(A^-2) / 2) variance / draws, within half the tolerance.
-        spread = np.sqrt(np.sum(estimate.model.curvature.values**-2) / 2)
-        wanted = 4 * estimate.residual_variance * spread / tolerance
-        wanted = max(wanted, 1 / tolerance, state.least_verdict, size)
-        drawn = int(min(wanted, self.max_draws))
-        return size, Plan(drawn, _rare_share(drawn, num_rare), verdict=True)
 
     # -- estimates ----------------------------------------------------------------------------------------------------
 
@@ -218,10 +205,6 @@ class PooledRegression(Method[PooledState]):
             pool = pool.add(sampler.draw(q, sampler.unit), scores_at, MAX_ROWS, _MOST_BATCHES)
             pool, view = pool.view(q, scores_at)
         return pool, self._regression(problem, pool).estimate(view, q)
-
-
-def _rare_share(size: int, num_rare: int) -> int:
-    return max(size // 3, num_rare) if num_rare > 0 else 0
 
 
 def _rounding(q: Family, value: float) -> float:

@@ -1,12 +1,13 @@
-"""Batches of draws at the points of Latin hypercubes, a fixed number per compiled call."""
+"""Batches of draws at the points of Latin hypercubes, and of rare values, a fixed number per compiled call."""
 
 import jax
 import numpy as np
 
 from curvi.estimate.draws import latin_hypercube
 from curvi.estimate.pool import Batch
+from curvi.estimate.single_values import sought_values
 from curvi.family import Family
-from curvi.methods.pooled_regression.programs import draw, flatten, scores_at
+from curvi.methods.pooled_regression.programs import draw, log_density, padded_to, points, scores_at
 from curvi.model.target import AbstractTarget
 from curvi.record.counts import CallCounts
 
@@ -35,9 +36,39 @@ class Sampler:
         self.counts = self.counts.plus(log_density=len(log_p))
         return Batch(q, x, log_p, *scores_at(q, x))
 
-    def draw_rare(self, q: Family, size: int) -> Batch | None:
-        """Draws of q with its discrete factors flattened, to evaluate values that are rare under q."""
-        if size == 0:
+    def draw_rare(self, q: Family) -> Batch | None:
+        """A draw for each value that q finds rare, with all other factors drawn from q; None if there are none."""
+        rows = latin_hypercube([*self.seed, self.calls], self.unit, q.noise_size)
+        first = jax.tree.map(lambda part: np.asarray(part[0]), points(q, rows))
+        every = q.every_value(first)
+        if every is None:
             return None
-        batch = self.draw(flatten(q), size)
+        wanted, sought = sought_values(scores_at(q, every[0])[1], every[1], q.factor_of_param)
+        if len(wanted) == 0:
+            return None
+        bits = latin_hypercube([*self.seed, self.calls, 1], len(wanted), q.noise_size)
+        parts, values = [], []
+        for begin in range(0, len(wanted), self.unit):
+            chosen = wanted[begin : begin + self.unit]
+            others = jax.tree.map(np.asarray, points(q, padded_to(self.unit, bits[begin : begin + self.unit])))
+            x = [_row(q.every_value(_row(others, i))[0], row) for i, row in enumerate(chosen)]  # pyright: ignore[reportOptionalSubscript]
+            x = jax.tree.map(lambda *rows: np.stack(rows), *x)
+            values.append(self._values(q, x, len(chosen)))
+            parts.append(x)
+        x, log_p = jax.tree.map(lambda *arrays: np.concatenate(arrays), *parts), np.concatenate(values)
+        log_q, scores = scores_at(q, x)
+        batch = Batch(q, x, log_p, log_q + sought.log_ratio(scores), scores, sought=sought)
         return batch.only(batch.finite()) if np.any(batch.finite()) else None
+
+    def _values(self, q: Family, x, count: int) -> np.ndarray:
+        """ln p at each row of x; compiled programs see copies of the last row, which are not counted."""
+        index = np.asarray(self.calls, np.uint32)
+        given = x if self.target.black_box else jax.tree.map(lambda part: padded_to(self.unit, part), x)
+        found = np.asarray(log_density(self.target, q, given, self.key, index), np.float64)[:count]
+        self.calls += 1
+        self.counts = self.counts.plus(log_density=count)
+        return found
+
+
+def _row(x, index: int):
+    return jax.tree.map(lambda part: part[index], x)

@@ -1,7 +1,6 @@
-"""The state of a regression on pooled draws, and the plan of its next batch."""
+"""The state of a regression on pooled draws."""
 
 import dataclasses
-from typing import NamedTuple
 
 from curvi.control.trust import Trust
 from curvi.estimate.pool import Pool
@@ -27,13 +26,13 @@ class PooledState:
     trust
         The trust radius.
     size, least_verdict
-        Draws of the next batch, and the least number of draws for a verdict.
+        Draws of the next batch, and the least effective number of draws for a verdict.
     moved_since_rare
         Divergence in nats that q has moved since rare values were drawn.
     refused, calls
         Consecutive rejected steps, and compiled calls so far, which index the random numbers.
     elbo, elbo_se, gain, gain_se
-        Values at the last accepted q.
+        Values at the present q.
     """
 
     q: Family
@@ -53,11 +52,3 @@ class PooledState:
     def but(self, **changes) -> "PooledState":
         """This state with some fields changed."""
         return dataclasses.replace(self, **changes)
-
-
-class Plan(NamedTuple):
-    """The number of draws of the next batch, that of rare values of discrete factors, and whether to give a verdict."""
-
-    size: int
-    rare: int = 0
-    verdict: bool = False

@@ -68,7 +68,12 @@ def multi_pathfinder(task: Task) -> Iterator[Run]:
     algorithm = importlib.import_module("blackjax.vi.multipathfinder")
 
     def approximate(data, key, starts):
-        state, info = algorithm.multi_approximate(key, lambda z: task.flat(data, z), starts, DRAWS_PER_PATH)
+        def path(key_and_start):
+            key, start = key_and_start
+            return algorithm.multi_approximate(key, lambda z: task.flat(data, z), start[None], DRAWS_PER_PATH)
+
+        # One path after the other: the draws of all at once, times the rows of the data, can exhaust the memory.
+        state, info = jax.lax.map(path, (jax.random.split(key, NUM_PATHS), starts))
         return state.samples, info.path.elbo, algorithm.psis_weights(state)[0]
 
     began = time.perf_counter()
@@ -93,7 +98,7 @@ def multi_pathfinder(task: Task) -> Iterator[Run]:
 
 
 def laplace(task: Task) -> Iterator[Run]:
-    """Mode by L-BFGS from zero, then Newton's method with halved steps; the covariance is the inverse of the negative Hessian."""
+    """Mode by L-BFGS from zero, then Newton's method with halved steps; covariance from the Hessian there."""
     size, flat = task.flat.size, task.flat
     start = jnp.zeros(size)
     began = time.perf_counter()

@@ -26,6 +26,7 @@ from peer_methods import (
 
 RATES = (0.03, 0.01, 0.003)
 MAX_STEPS = 200_000
+MAX_NEWTON = 50
 NUM_PATHS, DRAWS_PER_PATH = 8, 500
 
 
@@ -67,7 +68,12 @@ def multi_pathfinder(task: Task) -> Iterator[Run]:
     algorithm = importlib.import_module("blackjax.vi.multipathfinder")
 
     def approximate(data, key, starts):
-        state, info = algorithm.multi_approximate(key, lambda z: task.flat(data, z), starts, DRAWS_PER_PATH)
+        def path(key_and_start):
+            key, start = key_and_start
+            return algorithm.multi_approximate(key, lambda z: task.flat(data, z), start[None], DRAWS_PER_PATH)
+
+        # One path after the other: the draws of all at once, times the rows of the data, can exhaust the memory.
+        state, info = jax.lax.map(path, (jax.random.split(key, NUM_PATHS), starts))
         return state.samples, info.path.elbo, algorithm.psis_weights(state)[0]
 
     began = time.perf_counter()
@@ -92,7 +98,7 @@ def multi_pathfinder(task: Task) -> Iterator[Run]:
 
 
 def laplace(task: Task) -> Iterator[Run]:
-    """Mode by L-BFGS from zero, then Newton's method; the covariance is the inverse of the negative Hessian."""
+    """Mode by L-BFGS from zero, then Newton's method with halved steps; covariance from the Hessian there."""
     size, flat = task.flat.size, task.flat
     start = jnp.zeros(size)
     began = time.perf_counter()
@@ -115,17 +121,20 @@ def laplace(task: Task) -> Iterator[Run]:
         approximation, outcome = None, "no maximum found"
         try:
             z = scipy.optimize.minimize(objective, np.zeros(size), jac=True, method="L-BFGS-B").x
-            for _ in range(10):
-                gradient = objective(z)[1]
-                precision = np.asarray(dense(jnp.asarray(z), flat.data))
+            value, gradient = objective(z)
+            for _ in range(MAX_NEWTON):
+                values, vectors = np.linalg.eigh(np.asarray(dense(jnp.asarray(z), flat.data)))
                 num_hessians += 1
-                root = np.linalg.cholesky(precision)
-                step = np.linalg.solve(precision, gradient)
-                if step @ gradient < 1e-8:
-                    inverse = np.linalg.inv(root)
-                    approximation, outcome = Gaussian(z, np.linalg.cholesky(inverse.T @ inverse)), "done"
+                # Along directions that curve the wrong way it goes down all the same.
+                step = vectors @ (vectors.T @ gradient / np.maximum(np.abs(values), 1e-8 * values[-1]))
+                if step @ gradient < 1e-5 and values[0] > 0:
+                    approximation = Gaussian(z, np.linalg.cholesky((vectors / values) @ vectors.T))
+                    outcome = "done"
                     break
-                z = z - step
+                share = 1.0
+                while not (following := objective(z - share * step))[0] < value and share > 1e-4:
+                    share /= 2
+                z, (value, gradient) = z - share * step, following
         except OutOfTimeError:
             outcome = "out of time"
         except (np.linalg.LinAlgError, ValueError) as error:

@@ -63,7 +63,8 @@ class View:
 
     @property
     def effective_size(self) -> float:
-        return float(self.weights.sum() ** 2 / np.sum(self.weights**2))
+        squares = np.sum(self.weights**2)
+        return float(self.weights.sum() ** 2 / squares) if squares > 0 else 0.0
 
 
 @register

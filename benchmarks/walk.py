@@ -4,7 +4,7 @@
 
 A warm fit of a small target is followed by Python's profiler, so that what is only traced into programs is left out,
 from the moment that the run begins: before it, `fit.py` has checked its input and `methods/defaults.py` chosen the
-method. Left out is what only holds or describes: `record/`, `model/`, and the family but for its path.
+method. Left out is what only holds or describes: `record/`, `model/`, `family/`, states and the interface of methods.
 """
 
 import sys
@@ -20,7 +20,7 @@ import curvi  # noqa: E402
 
 ROOT = Path(curvi.__file__).parent
 _SHOWN = 4  # functions a file
-_HOLDS = ("record/", "model/", "family/", "fit.py", "results.py")
+_HOLDS = ("record/", "model/", "family/", "methods/base.py", "methods/growing_draws/state.py", "fit.py", "results.py")
 
 
 def walk() -> dict[str, list[str]]:
@@ -42,7 +42,7 @@ def walk() -> dict[str, list[str]]:
             return
         file = str(path.relative_to(ROOT))
         began.append(file) if file == "run.py" else None
-        if began and (file == "family/path.py" or not file.startswith(_HOLDS)):
+        if began and not file.startswith(_HOLDS):
             name = frame.f_code.co_qualname.replace(".<locals>", "").replace(".__call__", "").replace(".__init__", "")
             calls = found.setdefault(file, [])
             if name not in calls and "<" not in name and not name.rsplit(".", 1)[-1].startswith("_"):

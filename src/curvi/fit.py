@@ -92,7 +92,10 @@ def fit(
         method, reason = default_method(problem)
     if families == ("full_rank",) and not method.widens and start is None:
         problem = Problem(target, FullRank(target), num_starts, families)
-    if (why := method.why_not(problem)) is not None:
+    asked = problem
+    if families == ("full_rank",) and problem.q.why_not_full_rank() is None:
+        asked = Problem(target, FullRank(target), num_starts, families)  # what the mean field will become
+    if (why := method.why_not(asked)) is not None:
         raise ValueError(why)
     if start is not None:
         reason = start.reason

@@ -180,7 +180,8 @@ ROWS = {
     "jump": Row(lambda x: _normal(x) + _where(x[0] > 0.5, 3.0, 0.0), {Outcome.DISAGREEMENT}),
     "jump downwards": Row(lambda x: _normal(x) - _where(x[0] > 1, 5.0, 0.0), NEVER),
     "integers": Row(lambda x: _normal(x) + x[0].astype(int) * 1.0, {Outcome.DISAGREEMENT}),
-    "a thousandfold curvature": Row(_wrong_curvature, NEVER, **STANDARD),
+    # Second derivatives are never asked for: gradients and their differences are right.
+    "a thousandfold curvature": Row(_wrong_curvature, CONVERGED, **STANDARD),
     # kinks: derivatives exist almost everywhere, second ones lack a part
     "Laplace": Row(lambda x: -jnp.sum(jnp.abs(x)), ANY, **LAPLACE, reached=True),
     "Laplace off the start": Row(lambda x: -jnp.sum(jnp.abs(x - 1.7)), ANY, (1.7, 1.7), LAPLACE["sd"], True),
@@ -309,7 +310,9 @@ def test_row(name):
 
 
 def run(target, **options):
-    return fit(target, key=jax.random.key(0), num_steps=STEPS, progress=False, **options)
+    return fit(
+        target, key=jax.random.key(0), num_steps=STEPS, progress=False, family="mean_field", tolerance=0.05, **options
+    )
 
 
 # -- what does not fit on the plane -----------------------------------------------------------------------------------
@@ -335,7 +338,7 @@ def _many(more=lambda x: 0.0):
 
 
 def _partly_stopped(x):
-    return -jnp.sum(x[:5000] * jax.lax.stop_gradient(x[:5000])) / 4
+    return -jnp.sum(x[:8000] * jax.lax.stop_gradient(x[:8000])) / 4
 
 
 OTHERS = {

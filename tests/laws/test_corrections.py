@@ -9,9 +9,8 @@ import pytest
 from curvi import FullRank, MeanField, Target, factors, fit
 from curvi.certify.fixed_draws import remaining_gain, solve
 from curvi.certify.gain import Gain, default_tolerance
-from curvi.certify.predicted import predict_full_rank
+from curvi.certify.predicted import ExpectedHessian, predict_full_rank
 from curvi.control.climb import End, climb_step
-from curvi.estimate.fixed_draws.expected_hessian import ExpectedHessian
 from curvi.estimate.fixed_draws.objective import Objective
 
 

@@ -19,7 +19,7 @@ TOLERANCE = 0.05
 
 @lru_cache
 def fitted(name, seed):
-    return fit(TARGETS[name](), key=jax.random.key(seed), tolerance=TOLERANCE, progress=False)
+    return fit(TARGETS[name](), key=jax.random.key(seed), tolerance=TOLERANCE, family="mean_field", progress=False)
 
 
 @pytest.mark.parametrize(("name", "seed"), [(name, seed) for name, seeds in KEYS.items() for seed in seeds])
@@ -42,7 +42,7 @@ def test_keys_agree(name):
 def test_fits_add_up_wherever_they_are_cut(name, every):
     whole = fitted(name, 1)
     for num_steps in range(1, len(whole.history), every):
-        part = fit(TARGETS[name](), key=jax.random.key(1), num_steps=num_steps, progress=False)
+        part = fit(TARGETS[name](), key=jax.random.key(1), num_steps=num_steps, family="mean_field", progress=False)
         further = fit(TARGETS[name](), start=part, progress=False)
         assert np.array_equal(further.q.params, whole.q.params) and further.elbo == whole.elbo
         assert np.array_equal(further.history.elbo, whole.history.elbo)

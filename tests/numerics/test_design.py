@@ -8,9 +8,11 @@ from scipy import stats
 
 from curvi import MeanField, Target, fit
 from curvi.estimate.draws import SOBOL_DIMENSIONS
-from curvi.estimate.fixed_draws.expansion import Expansion
-from curvi.estimate.fixed_draws.noise import matched_noise
+from curvi.estimate.fixed_draws.expansion import Excess, Expansion
+from curvi.estimate.fixed_draws.noise import correction_draws, matched_noise
 from curvi.estimate.fixed_draws.objective import Objective
+from curvi.family import normal_path
+from curvi.family.triangular_path import TriangularPath
 
 ROUNDING = 1e-12
 
@@ -136,29 +138,31 @@ def correlated(size, seed=0):
     return (turn * np.geomspace(1, 100, size)) @ turn.T, rng.normal(size=size)
 
 
-def test_excess_is_what_the_average_has_too_much():
-    """mean over the noise of a quadratic = its expectation + excess energy."""
+@pytest.mark.parametrize("kind", ["diagonal", "stored nowhere", "triangular"])
+def test_excess_is_what_the_average_has_too_much(kind, monkeypatch):
+    """mean over the noise of a quadratic = its expectation + excess, for draws m + L e."""
+    if kind == "stored nowhere":
+        monkeypatch.setattr(normal_path, "_LARGEST_STORED", 0)
     precision, centre = correlated(6)
     rng = np.random.default_rng(1)
-    params = rng.normal(scale=0.5, size=(6, 2))
-    sigma = np.exp(params[:, 1])
+    mean, factor = rng.normal(scale=0.5, size=6), np.diag(np.exp(rng.normal(scale=0.5, size=6)))
+    if kind == "triangular":
+        factor = factor + np.tril(rng.normal(scale=0.3, size=(6, 6)), -1)
+    path = TriangularPath(6) if kind == "triangular" else normal_path.NormalPath(6)
+    c = np.concatenate([mean, factor.ravel() if kind == "triangular" else np.diag(factor)])
     values = noise(8, 6, match=False)
-    away = params[:, 0] + sigma * values - centre
+    away = mean + values @ factor.T - centre
     average = -np.einsum("si,ij,sj->s", away, precision, away).mean() / 2
-    still = params[:, 0] - centre
-    expectation = -(still @ precision @ still + np.diag(precision) @ sigma**2) / 2
-    expansion = Expansion(-precision, sigma)
-    excess = sigma @ (expansion.excess(values) @ sigma) / 2
-    assert np.isclose(average, expectation + excess, rtol=1e-12)
-    assert abs(excess) > 0.1
-    # The same without storing it.
-    hidden = expansion.excess(values)
-    hidden.matrix = None
-    assert np.allclose(hidden @ sigma, expansion.excess(values) @ sigma, rtol=1e-10)
-    # The same of parts, and its gradient in ln sigma.
-    energies, gradients = expansion.part_excess(values.reshape(2, 4, 6), sigma)
-    assert np.isclose(energies.mean(), excess, rtol=1e-12)
-    assert np.allclose(gradients.mean(0), sigma * (expansion.excess(values) @ sigma), rtol=1e-10)
+    still = mean - centre
+    expectation = -(still @ precision @ still + np.trace(precision @ factor @ factor.T)) / 2
+    control = Excess(path, -precision, values)
+    gradient = control.gradient(c)
+    assert np.isclose(average, expectation + c @ gradient / 2, rtol=1e-12)
+    assert abs(c @ gradient) > 0.1
+    # The same of parts, and its gradients.
+    energies, gradients = control.over(values.reshape(2, 4, 6), c)
+    assert np.isclose(energies.mean(), c @ gradient / 2, rtol=1e-12)
+    assert np.allclose(gradients.mean(0), gradient, rtol=1e-10)
 
 
 def objective_of(precision, centre, order=2):
@@ -218,10 +222,10 @@ def test_a_gaussian_is_solved_with_fewer_pairs_than_dimensions():
     size = 40
     precision, centre = correlated(size)
     target = Target(lambda t: -(t["x"] - centre) @ precision @ (t["x"] - centre) / 2, {"x": np.zeros(size)})
-    found = fit(target, key=jax.random.key(0), progress=False, tolerance=1e-8)
+    found = fit(target, key=jax.random.key(0), progress=False, tolerance=1e-8, family="mean_field")
     assert found.converged
-    # 64 draws are 16 pairs in each half.
-    assert np.all(found.history.num_draws == 64)
+    # 64 draws are 32 pairs; those of a correction are matched.
+    assert set(found.history.num_draws) <= {64, correction_draws(size)}
     mu, log_sigma = np.asarray(found.q.params).reshape(size, 2).T
     assert np.allclose(np.exp(log_sigma), 1 / np.sqrt(np.diag(precision)), rtol=1e-6)
     assert np.allclose(mu, centre, atol=1e-6)

@@ -27,6 +27,7 @@ _SECANT = 0.1  # step in sds of q: wide enough to cross kinks, small enough for 
 # Relative discrepancy of Hessian-vector products and secants. Up to 1 the products may be too small (they miss the
 # curvature of kinks), which overstates the remaining gain; beyond 1 they are too large, which understates it.
 LARGEST_DISCREPANCY, SUSPECT_DISCREPANCY = 1.0, 0.5
+_FLAT = 1e-3  # whitened curvature that does not matter where the secant sees none
 _PROBE_PRODUCTS, _PROBE_RESIDUAL = 50, 1e-2
 
 
@@ -57,7 +58,7 @@ def smoothness(
     apart, size = _secant(objective, local, stream, few)
     # The test is skipped if ln p is not finite at the ends of the secant.
     total = np.linalg.norm(size)
-    if np.isfinite(total) and total > 0 and np.linalg.norm(apart) > largest * total:
+    if np.isfinite(total) and np.linalg.norm(apart) > max(largest * total, _FLAT):
         return Doubt(Outcome.DISAGREEMENT, np.abs(apart))
     return None
 

@@ -121,7 +121,7 @@ def _mean_rows(curved: WhitenedHessian, names):
 def model_shapes(target: AbstractTarget, q: Family) -> dict[str, tuple[int, ...]]:
     """The shapes of latents and outputs by name, in the order of the model."""
     example = jax.eval_shape(
-        lambda: everything(target, q.to_model(q.from_normal(jnp.zeros(q.noise_size, q.params.dtype)))[0])
+        lambda: everything(target, q.to_model(q.follow(q, jnp.zeros(q.noise_size, q.params.dtype)))[0])
     )
     return {name: leaf.shape for name, leaf in example.items()}
 

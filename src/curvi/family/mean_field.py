@@ -61,8 +61,6 @@ class MeanField(Family[Draw]):
         object.__setattr__(made, "layout", layout)
         return made
 
-    # -- parameters ---------------------------------------------------------------------------------------------------
-
     @property
     def latents(self) -> tuple[Latent, ...]:
         return self.layout.latents
@@ -105,8 +103,6 @@ class MeanField(Family[Draw]):
             valid = jnp.all(jnp.isfinite(moved), -1, keepdims=True)
             parts.append(jnp.where(valid, moved, params + along))
         return self.replace(join(parts))
-
-    # -- draws --------------------------------------------------------------------------------------------------------
 
     def sample(self, key) -> Draw:
         """One independent draw in working coordinates."""
@@ -278,8 +274,6 @@ class MeanField(Family[Draw]):
         for name, values in params.items():
             whole[places[name]] = values
         return self.replace(jnp.asarray(whole))
-
-    # -- names --------------------------------------------------------------------------------------------------------
 
     def parameter_slices(self) -> dict[str, slice]:
         """The positions of each latent's parameters in the flat vector."""

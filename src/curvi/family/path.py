@@ -119,7 +119,7 @@ class HostPath(Path):
     """A path of a normal distribution: the host knows its entropy and its Fisher information."""
 
     known_to_host: ClassVar[bool] = True
-    # Whether `whitened` and `rescaled` give steps of a fixed point (`curvi.control.fixed_point`).
+    # Whether `whitened` and `rescaled` give steps of a fixed point (`curvi.control.climb`).
     has_fixed_point: ClassVar[bool] = False
     size: int  # number of latents
 

@@ -58,7 +58,7 @@ class PartNoise(GroupNoise[np.ndarray]):
             slopes = slopes - fixed.excess.over(fixed.parts(fixed.num_parts), path.coordinates(hessian.params))[1]
         if vars(self)["symmetric"] and isinstance(path, HostPath):
             slopes = np.stack([path.symmetrised(hessian.params, slope) for slope in slopes])
-        return path.gradient(hessian.params, slopes)
+        return path.gradient(hessian.params, slopes) + (hessian.grad - hessian.raw_grad)
 
 
 class HostRoot:

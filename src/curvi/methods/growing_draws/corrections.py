@@ -18,6 +18,7 @@ from curvi.estimate.fixed_draws.objective import Objective
 from curvi.estimate.fixed_draws.sweep import CHUNK, LEAST_PARTS, MOST_PARTS
 from curvi.methods.base import News, Problem
 from curvi.methods.growing_draws.ladder import looked_up
+from curvi.methods.growing_draws.starts import ran_away
 from curvi.methods.growing_draws.state import GrowingState
 from curvi.methods.growing_draws.streams import FOR_CORRECTING, FOR_KICKS
 from curvi.methods.growing_draws.verdict import certificate, outcome_of_last_round
@@ -32,6 +33,7 @@ _SLOW = 0.25  # a correction that leaves more of the predicted gain wants a bett
 _BETTER = 4  # factor for its draws
 _KICK = 0.1  # in sds of q
 _MOST_CORRECTIONS = 60
+_LOSS = 0.1  # nats
 _TOO_FLAT, _LEAST_SHRINKAGE = 1.3, 0.1  # ratio of measured to promised curvature from which the latter is believed less
 _NEAR = 4  # tolerances: predicted gains from which it pays to measure the noise precisely
 
@@ -59,8 +61,16 @@ def fresh_model(problem: Problem, objective: Objective, state: GrowingState, few
 def correct(problem: Problem, objective: Objective, state: GrowingState, few: FixedDrawsModel, tolerance: float):
     """The state after a look at fresh draws and the step that they suggest, or the end of the fit."""
     local = fresh_model(problem, objective, state, few)
+    if ran_away(objective, state):
+        gain = outcome_of_last_round(problem, objective, state, local, Gain(np.inf, np.inf), tolerance)
+        # That far out, values overflow whatever the model.
+        found = Outcome.NOT_A_MAXIMUM if gain.doubt is Outcome.NON_FINITE else gain.doubt
+        return state, News(gain=dataclasses.replace(gain, doubt=found), outcome=found)
     if not local.finite():
         return _more_draws(objective, state, local, Gain(np.inf, np.inf), tolerance, problem)
+    value = np.array([local.value, np.std(local.part_means(local.fixed.num_parts)) / local.fixed.num_parts**0.5])
+    if _has_lost(state, value):
+        return _climb_again(objective, state.but(index=state.index + 1, last_value=value)), News()
     state, wider = looked_up(problem, objective, state, local)
     if wider is not None:
         return wider, News()
@@ -131,7 +141,8 @@ def _step(problem, objective: Objective, state: GrowingState, few, found: Weighe
         "accepted": taken is not None,
         "shrinkage": 1.0,
     }
-    state = state.but(taken=state.taken + 1, index=state.index + 1)
+    last_value = np.array([row["elbo"], row["elbo_se"]])
+    state = state.but(taken=state.taken + 1, index=state.index + 1, last_value=last_value)
     if taken is None:
         return _climb_again(objective, state), News([row], gain=_reported(found.gain))
     if objective.num_score_params == 0:
@@ -151,6 +162,14 @@ def _step(problem, objective: Objective, state: GrowingState, few, found: Weighe
     if slow and found.bias < _SLOW * step.predicted:
         state = _better_curvature(objective, state, correction_draws(objective.dimension) // 2)
     return state, News([row], gain=_reported(found.gain))
+
+
+def _has_lost(state: GrowingState, value: np.ndarray) -> bool:
+    """Whether the last correction lowered the ELBO, beyond what its noise explains."""
+    if not state.last_value.size:
+        return False
+    before, after = state.last_value, value
+    return bool(after[0] < before[0] - _LOSS - 4 * np.hypot(before[1], after[1]))
 
 
 def _wanted_draws(objective: Objective, state: GrowingState, found: Weighed, tolerance: float) -> int:
@@ -194,7 +213,9 @@ def _more_draws(objective: Objective, state: GrowingState, local, gain: Gain, to
 def _climb_again(objective: Objective, state: GrowingState) -> GrowingState:
     """A new climb on more draws, from where q is."""
     num_draws = min(_BETTER * state.num_draws, objective.capacity)
-    return state.but(num_draws=num_draws, round=state.round + 1, climb=None, stage="climb", radius=1.0, newton=True)
+    none = np.zeros(0)
+    again = state.but(num_draws=num_draws, round=state.round + 1, climb=None, stage="climb", radius=1.0, newton=True)
+    return again.but(last_step=none, last_grad=none, last_value=none)
 
 
 def _better_curvature(objective: Objective, state: GrowingState, most: int) -> GrowingState:

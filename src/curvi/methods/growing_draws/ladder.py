@@ -5,9 +5,9 @@ import math
 
 import numpy as np
 
-from curvi.certify.predicted import UNKNOWN_GAIN, PredictedGain, predict_full_rank
+from curvi.certify.predicted import UNKNOWN_GAIN, ExpectedHessian, PredictedGain, expected_hessian, predict_full_rank
 from curvi.control.climb import ON_FIXED_DRAWS
-from curvi.estimate.fixed_draws.expected_hessian import ExpectedHessian, expected_hessian
+from curvi.estimate.fixed_draws.expansion import Expansion
 from curvi.estimate.fixed_draws.local import FixedDrawsModel
 from curvi.estimate.fixed_draws.objective import Objective
 from curvi.estimate.fixed_draws.sweep import CHUNK
@@ -39,9 +39,18 @@ def looked_up(
         return state, _widened(objective, state, expected if found.known else None)
     if expected is not None and found.known and not state.hessian.size:
         # Smoother than the Hessian at the mean, and for nothing: a metric, and the control variate of the final ELBO.
-        path = objective.path
-        state = state.but(hessian=expected.matrix, sigma=path.sds(state.params))  # pyright: ignore[reportAttributeAccessIssue]
+        sigma = objective.path.sds(state.params)  # pyright: ignore[reportAttributeAccessIssue]
+        made = Expansion(expected.matrix, sigma)
+        objective.expansion = problem.once("expansion", lambda: made, made.hessian)
+        state = state.but(hessian=made.hessian, sigma=sigma)
     return state, None
+
+
+def undecided(problem: Problem, state: GrowingState) -> bool:
+    """Whether a full covariance may still be chosen."""
+    q = state.family
+    may = _FULL_RANK in problem.families and q.why_not_full_rank() is None and q.reparameterised
+    return may and (_only_full_rank(problem) or (state.prediction.size == 0 and q.noise_size <= LARGEST))
 
 
 def _only_full_rank(problem: Problem) -> bool:
@@ -76,6 +85,7 @@ def _widened(objective: Objective, state: GrowingState, expected: ExpectedHessia
         error=none,
         last_step=none,
         last_grad=none,
+        last_value=none,
     )
 
 

@@ -14,10 +14,11 @@ from curvi.estimate.fixed_draws.objective import Objective
 from curvi.family import Family
 from curvi.methods.base import Budget, FamilyRow, Method, Needs, News, Problem
 from curvi.methods.growing_draws.corrections import fresh_model
-from curvi.methods.growing_draws.ladder import ladder
+from curvi.methods.growing_draws.ladder import ladder, undecided
 from curvi.methods.growing_draws.rounds import first_draws, next_step, stand_still
 from curvi.methods.growing_draws.state import GrowingState
 from curvi.methods.growing_draws.verdict import certify_end, plain_elbo
+from curvi.outcome import Outcome
 from curvi.record.counts import CallCounts
 from curvi.record.plain import register
 
@@ -91,6 +92,8 @@ class GrowingDraws(Method[GrowingState]):
             state, few = stand_still(problem, objective, state, tolerance)
             local = fresh_model(problem, objective, state, few)
             gain = certify_end(problem, objective, state, local, few, tolerance, CLIMB_SHARE * tolerance)
+        if gain.doubt is None and undecided(problem, state):
+            gain = dataclasses.replace(gain, doubt=Outcome.MAX_STEPS)  # a mean field is not where this fit would end
         return dataclasses.replace(gain, counts=objective.counts.less(spent))
 
     def families(self, problem: Problem, state: GrowingState) -> tuple[FamilyRow, ...]:

@@ -6,8 +6,7 @@ import math
 import numpy as np
 
 from curvi.certify.gain import UNKNOWN
-from curvi.control.climb import Climbed, End, climb_step, end_at_start
-from curvi.control.fixed_point import fixed_point_step, scale_step
+from curvi.control.climb import Climbed, End, climb_step, end_at_start, fixed_point_step, scale_step
 from curvi.estimate.fixed_draws.local import FixedDrawsModel
 from curvi.estimate.fixed_draws.noise import FixedNoise
 from curvi.estimate.fixed_draws.objective import Objective

@@ -10,6 +10,7 @@ from curvi.methods.growing_draws.streams import FOR_CLIMBING, FOR_STARTS
 
 ENDLESS = 200  # steps after which a climb counts as divergent; tens usually suffice
 _LARGEST_EXPONENT = 0.25  # exponent from which q counts as divergent, as a share of the log of the largest number
+_LEAST_DRAWS = 64  # on which starts are compared
 _START_SPREAD = 2.0  # in unconstrained units, as NumPyro's init_to_uniform and Stan's random inits
 
 
@@ -28,7 +29,7 @@ def try_start(problem: Problem, objective: Objective, state: GrowingState, gain_
     rng = objective.source.generator(FOR_STARTS, tried)
     shift = np.zeros(given.shape) if tried == 0 else _START_SPREAD * rng.standard_normal(given.shape)
     start = given + shift * state.family.location_params()
-    fixed = objective.noise(start, (FOR_CLIMBING, 0), state.num_draws, 1)
+    fixed = objective.noise(start, (FOR_CLIMBING, 0), max(state.num_draws, _LEAST_DRAWS))
     local, radius = objective(start, fixed), ON_FIXED_DRAWS.initial
     end = None if local.finite() else End.BAD_START
     while end is None and num_steps > 0:

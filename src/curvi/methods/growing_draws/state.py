@@ -70,6 +70,8 @@ class GrowingState:
         The share of -H less the metric that steps of corrections believe, since its draws are few.
     last_step, last_grad
         The step of the last correction and the gradient before it; empty before the first.
+    last_value
+        The ELBO on the draws of the last correction and its standard error; empty before the first.
     error
         A copy of the error that the draws of the last correction left in the parameters; empty before it.
     prediction
@@ -107,6 +109,7 @@ class GrowingState:
     shrinkage: float
     last_step: np.ndarray
     last_grad: np.ndarray
+    last_value: np.ndarray
     error: np.ndarray
     prediction: np.ndarray
     climb: Climb | None
@@ -135,6 +138,28 @@ class GrowingState:
 
     @classmethod
     def at(cls, q: Family, num_draws: int, num_fresh: int, stage: str, exact: bool) -> "GrowingState":
-        none, params = np.zeros(0), np.asarray(q.params, np.float64)
-        first = (num_draws, num_fresh, 0, 0, np.inf, 0, none, none, -np.inf, none, 1.0, none, none, none, none, None)
-        return cls(q, params, ON_FIXED_DRAWS.initial, *first, stage=stage, exact=exact)
+        none = np.zeros(0)
+        return cls(
+            family=q,
+            params=np.asarray(q.params, np.float64),
+            radius=ON_FIXED_DRAWS.initial,
+            num_draws=num_draws,
+            num_fresh=num_fresh,
+            round=0,
+            index=0,
+            promised=np.inf,
+            taken=0,
+            hessian=none,
+            sigma=none,
+            misled_from=-np.inf,
+            start_elbos=none,
+            shrinkage=1.0,
+            last_step=none,
+            last_grad=none,
+            last_value=none,
+            error=none,
+            prediction=none,
+            climb=None,
+            stage=stage,
+            exact=exact,
+        )

@@ -24,7 +24,7 @@ _LARGEST_ERROR = 1.0  # nats, plus 0.01 per dimension: largest useful standard e
 _VAGUE = 0.5  # nats: largest standard error of a remaining gain after hundreds of steps
 # Draws of the final check; fewer in high dimensions, where draws are expensive.
 _MOST_CHECK_DRAWS, _LEAST_CHECK_DRAWS, _LARGE = 1024, 256, 64
-_FEWEST_CHECK_DRAWS, _NO_ERROR = 64, 1e-3  # where the standard error of their mean is below this many nats
+_NO_ERROR = 2e-3  # nats: standard error of a mean over the fewest draws below which they are enough
 _FEWEST_AHEAD = 10  # steps
 _AHEAD_PARTS = 8  # independent parts of the draws that evaluate a look ahead
 
@@ -152,6 +152,15 @@ def _plain_mean(objective: Objective, local: FixedDrawsModel) -> tuple[float, fl
     return float(mean + local.exact), error
 
 
+def _hardly_varies(local: FixedDrawsModel) -> bool:
+    """Whether ln p differs from ln q, or from the control variate, by a constant alone: draw by draw, since mirrored
+    pairs hide what is odd, and with no multiple fitted, which would hide a q whose scale is wrong.
+    """
+    excess = local.part_excess(local.fixed.num_draws)
+    known = -0.5 * (local.fixed.values**2 - 1).sum(-1) if excess is None else excess
+    return bool(np.std(local.draw_values - known) < _NO_ERROR * local.fixed.num_draws**0.5)
+
+
 def _plain_model(problem: Problem, objective: Objective, state: GrowingState) -> FixedDrawsModel:
     """The local model on fresh unmatched draws at the current q, for consistency checks and the final ELBO.
 
@@ -161,9 +170,10 @@ def _plain_model(problem: Problem, objective: Objective, state: GrowingState) ->
 
     def make() -> FixedDrawsModel:
         num_draws = _check_draws(objective, state)
-        if not problem.target.minibatched and num_draws > _FEWEST_CHECK_DRAWS and isinstance(objective.path, HostPath):
-            few = _plain(objective, state, _FEWEST_CHECK_DRAWS, 2, 0)
-            if _plain_mean(objective, few)[1] < _NO_ERROR:
+        fewest = _fewest_check_draws(objective)
+        if not problem.target.minibatched and num_draws > fewest and isinstance(objective.path, HostPath):
+            few = _plain(objective, state, fewest, fewest // CHUNK, 0)
+            if _hardly_varies(few):
                 return few
         # Several parts: a standard error from two parts is sometimes almost zero.
         most = num_draws // (4 * CHUNK) if problem.target.minibatched else MOST_PARTS
@@ -175,6 +185,10 @@ def _plain_model(problem: Problem, objective: Objective, state: GrowingState) ->
 def _plain(objective: Objective, state: GrowingState, num_draws: int, num_parts: int, index: int) -> FixedDrawsModel:
     fixed = objective.noise(state.params, (FOR_CHECKING, state.taken, index), num_draws, num_parts, match=False)
     return objective(state.params, fixed)
+
+
+def _fewest_check_draws(objective: Objective) -> int:
+    return 2 * CHUNK if objective.dimension <= CHUNK // 2 else MOST_PARTS * CHUNK
 
 
 def _check_draws(objective: Objective, state: GrowingState) -> int:
@@ -196,7 +210,7 @@ def _smoothness(
 ):
     """A doubt from fresh plain draws; where the value hardly varies among them, the curvature of `local` will do."""
     plain = _plain_model(problem, objective, state)
-    few = local if local is not None and plain.fixed.num_draws == _FEWEST_CHECK_DRAWS else None
+    few = local if local is not None and plain.fixed.num_draws == _fewest_check_draws(objective) else None
     return consistency.smoothness(objective, plain, FOR_CONSISTENCY, largest, few)
 
 

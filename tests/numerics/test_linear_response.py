@@ -25,7 +25,7 @@ PRECISION = np.linalg.inv(COVARIANCE)
 
 
 def run(target, **options):
-    return fit(target, key=jax.random.key(0), progress=False, **options)
+    return fit(target, key=jax.random.key(0), family="mean_field", progress=False, **options)
 
 
 def _gaussian(u):

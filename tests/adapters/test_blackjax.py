@@ -31,7 +31,7 @@ def total(theta):
 
 @pytest.fixture(scope="module")
 def mean_field():
-    return curvi.fit(gaussian(outputs=total), key=jax.random.key(0), progress=False)
+    return curvi.fit(gaussian(outputs=total), key=jax.random.key(0), family="mean_field", progress=False)
 
 
 @pytest.fixture(scope="module")

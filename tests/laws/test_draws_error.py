@@ -30,7 +30,7 @@ def skewed():
 def fits():
     target, few = skewed(), GrowingDraws(first_draws=64, max_draws=64)
     return [
-        curvi.fit(target, key=jax.random.key(seed), method=few, tolerance=1e-3, progress=False)
+        curvi.fit(target, key=jax.random.key(seed), family="mean_field", method=few, tolerance=1e-3, progress=False)
         for seed in range(NUM_FITS)
     ]
 
@@ -72,7 +72,7 @@ def test_of_a_normal_in_closed_form():
     quantile.
     """
     target = Target(lambda t: -(t["x"] @ t["x"]) / 2, {"x": np.zeros(2)})
-    fit = curvi.fit(target, key=jax.random.key(0), progress=False)
+    fit = curvi.fit(target, key=jax.random.key(0), family="mean_field", progress=False)
     copy = np.array([0.03, 0.02, -0.05, 0.01])
     fit = dataclasses.replace(fit, error_copies=copy[None])
     scale = np.exp(np.asarray(fit.q.params)[1::2])
@@ -91,7 +91,7 @@ def test_quantiles_of_functions_of_several_latents():
     target = Target(
         lambda t: -(t["x"] @ t["x"]) / 2, {"x": np.zeros(2)}, outputs=lambda t: {"sum": t["x"][0] + t["x"][1]}
     )
-    fit = curvi.fit(target, key=jax.random.key(0), progress=False)
+    fit = curvi.fit(target, key=jax.random.key(0), family="mean_field", progress=False)
     scale = np.exp(np.asarray(fit.q.params)[1::2])
     fit = dataclasses.replace(fit, error_copies=np.array([[0.0, 0.02, 0.0, 0.04]]))
     wide = np.sqrt(np.sum(scale**2))
@@ -103,7 +103,9 @@ def test_quantiles_of_functions_of_several_latents():
 
 def test_without_copies_and_bad_probabilities():
     target = Target(lambda t: -(t["x"] @ t["x"]) / 2, {"x": np.zeros(2)})
-    fit = dataclasses.replace(curvi.fit(target, key=jax.random.key(0), progress=False), error_copies=None)
+    fit = dataclasses.replace(
+        curvi.fit(target, key=jax.random.key(0), family="mean_field", progress=False), error_copies=None
+    )
     assert fit.draws_error == fit.draws_error_sd == fit.draws_error_quantiles(0.5) == {}
     with pytest.raises(ValueError, match="between 0 and 1"):
         fit.draws_error_quantiles(1.0)

@@ -124,7 +124,7 @@ def test_every_parameter_has_its_name_and_its_part(name):
     assert q.reparameterised == (not q.latents_without_path) == bool(np.all(q.pathwise_params))
 
 
-@every
+@smooth
 def test_vectors_have_the_moments_that_the_family_says(name):
     q = FAMILIES[name].q()
     draws = jax.vmap(q.sample)(jax.random.split(jax.random.key(2), 4000))

@@ -64,7 +64,15 @@ STEPWISE = [name for name, (method, _, _) in METHODS.items() if isinstance(metho
 
 def run(problem, method, num_steps, seed=0):
     options = {} if num_steps is None else {"num_steps": num_steps}
-    return fit(problem.target, key=jax.random.key(seed), method=method, tolerance=TOLERANCE, progress=False, **options)
+    return fit(
+        problem.target,
+        key=jax.random.key(seed),
+        family="mean_field",
+        method=method,
+        tolerance=TOLERANCE,
+        progress=False,
+        **options,
+    )
 
 
 @lru_cache

@@ -31,7 +31,7 @@ def target(order=2):
 
 @pytest.fixture(scope="module")
 def fit():
-    return curvi.fit(target(), key=KEY, progress=False, tolerance=1e-5)
+    return curvi.fit(target(), key=KEY, family="mean_field", progress=False, tolerance=1e-5)
 
 
 def coordinates(draws) -> np.ndarray:
@@ -135,7 +135,7 @@ def test_single_precision():
         lambda t: -(t["a"] @ jnp.asarray(PRECISION[:2, :2], jnp.float32) @ t["a"]) / 2,
         {"a": np.zeros(2, np.float32)},
     )
-    found = curvi.fit(single, key=KEY, progress=False)
+    found = curvi.fit(single, key=KEY, family="mean_field", progress=False)
     draws = np.asarray(found.sample(KEY, 5000, kind="linear_response")["a"])
     assert draws.dtype == np.float32
     np.testing.assert_allclose(np.cov(draws.T), np.linalg.inv(PRECISION[:2, :2]), rtol=0.15, atol=0.02)

@@ -41,14 +41,14 @@ def regression(change=lambda theta: 0.0):
 
 
 def refit(change):
-    found = curvi.fit(regression(change), key=KEY, progress=False, tolerance=1e-5)
+    found = curvi.fit(regression(change), key=KEY, family="mean_field", progress=False, tolerance=1e-5)
     assert found.converged or found.remaining_gain < 1e-3
     return found.mean()
 
 
 @lru_cache
 def fitted():
-    return curvi.fit(regression(), key=KEY, progress=False, tolerance=1e-5)
+    return curvi.fit(regression(), key=KEY, family="mean_field", progress=False, tolerance=1e-5)
 
 
 PERTURBATIONS = {
@@ -91,7 +91,8 @@ def test_many_weights_at_once():
 def test_gaussian_is_exact():
     covariance = np.array([[1.0, 0.6], [0.6, 0.8]])
     precision = np.linalg.inv(covariance)
-    found = curvi.fit(Target(lambda t: -t["x"] @ precision @ t["x"] / 2, {"x": np.ones(2)}), key=KEY, progress=False)
+    target = Target(lambda t: -t["x"] @ precision @ t["x"] / 2, {"x": np.ones(2)})
+    found = curvi.fit(target, key=KEY, family="mean_field", progress=False)
     # A tilt t x_0 moves the posterior mean by t Cov[x, x_0].
     response = found.sensitivity(lambda theta, t: t * theta["x"][0])
     np.testing.assert_allclose(response.derivative["x"], covariance[:, 0], rtol=1e-6)
@@ -150,7 +151,7 @@ def test_a_flat_direction_is_named():
         lambda t: -50 * (t["a"] + t["b"][1] - 1) ** 2 - 0.005 * (t["a"] ** 2 + t["b"][1] ** 2) - t["b"][0] ** 2 / 2,
         {"a": np.array(0.0), "b": np.zeros(2)},
     )
-    found = curvi.fit(ridge, key=KEY, progress=False).curvature_report()
+    found = curvi.fit(ridge, key=KEY, family="mean_field", progress=False).curvature_report()
     flattest = found.directions[0]
     assert flattest.kind == "flat" and flattest.width > 10
     top = list(flattest.parts.items())[:2]

@@ -25,7 +25,7 @@ def moved(fit, by):
 
 @pytest.fixture(scope="module")
 def best():
-    return curvi.fit(gaussian(), key=KEY, progress=False, tolerance=1e-4)
+    return curvi.fit(gaussian(), key=KEY, family="mean_field", progress=False, tolerance=1e-4)
 
 
 def test_a_fit_against_itself(best):
@@ -54,7 +54,7 @@ def test_a_known_difference_with_its_error(best):
 
 
 def test_different_models(best):
-    higher = curvi.fit(gaussian(shift=1.5), key=KEY, progress=False, tolerance=1e-4)
+    higher = curvi.fit(gaussian(shift=1.5), key=KEY, family="mean_field", progress=False, tolerance=1e-4)
     found = curvi.compare(higher, best)
     assert abs(found.difference - 1.5) < 0.01
     one = Target(lambda t: -t["s"], {"s": np.array(1.0)}, {"s": constraints.positive})

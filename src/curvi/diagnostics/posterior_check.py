@@ -52,7 +52,7 @@ class PosteriorCheck:
     sd_error
         The estimated median of |sd of q / posterior sd - 1|; NaN where unknown.
     worst_factor, worst_at
-        The factor by which the worst sd is estimated to be off, at least 1, and where.
+        The estimated posterior sd divided by that of q where this is furthest from 1, and where that is.
     next_family, predicted_gain
         The next larger family, and the nats that it should gain; empty and NaN where unknown.
     """
@@ -171,23 +171,25 @@ def _errors(fit: "Fit", seen: _Seen) -> tuple[float, float, float, str]:
     worst = int(size.argmax())
     labels = labels_of({name: np.shape(value) for name, value in fit.sd().items()})
     sd_error = float(np.median(np.abs(np.expm1(-widening[known]))))
-    return mean_error, sd_error, float(np.exp(size[worst])), labels[worst]
+    return mean_error, sd_error, float(np.exp(widening[worst])), labels[worst]
 
 
 def _doubts(seen: _Seen, mean_error: float, sd_error: float, factor: float, at: str) -> tuple[str, ...]:
-    doubts = []
-    if factor > MAX_FACTOR:
-        doubts.append(f"sds of q are off by up to a factor of {factor:.3g} ({at})")
+    doubts, off, small = [], max(factor, 1 / factor), "small" if factor > 1 else "large"
+    if off > MAX_FACTOR:
+        doubts.append(f"sds of q are too {small} by up to a factor of {off:.3g} ({at})")
     elif sd_error > MAX_SD:
-        doubts.append(f"sds of q are off by {100 * sd_error:.0f} % in the median, by a factor of {factor:.2f} at {at}")
+        doubts.append(
+            f"sds of q are off by {100 * sd_error:.0f} % in the median, at {at} too {small} by a factor of {off:.2f}"
+        )
     if mean_error > MAX_MEAN:
         doubts.append(f"means are off by about {mean_error:.2g} posterior sds")
-    if seen.moments is not None and not seen.reliable:
+    if not doubts and seen.moments is not None and not seen.reliable:
         doubts.append(
-            f"k-hat {seen.khat:.2f} with {seen.effective:,.0f} effective of {seen.num_draws:,} draws: q and the "
-            "posterior differ more than importance weights can tell"
+            f"k-hat is {seen.khat:.2f}, and {seen.effective:,.0f} of {seen.num_draws:,} draws are effective: q and the "
+            "posterior differ by more than importance weights can tell"
         )
-    if seen.gain > MAX_GAIN and (doubts or seen.response is None):
+    if not doubts and seen.gain > MAX_GAIN and seen.response is None:
         doubts.append(f"{seen.family} would gain {seen.gain:.3g} nats")
     return tuple(doubts)
 
@@ -200,7 +202,7 @@ def _within(found: Reweighted, mean_error: float, sd_error: float, factor: float
     mean, percent = max(mean_error, float(mean), 0.005), max(100 * max(sd_error, float(sd)), 1.0)
     return (
         f"as importance weights see it, means are within about {mean:.2g} posterior sds, sds within {percent:.0f} % in "
-        f"the median and a factor of {factor:.2f} at worst"
+        f"the median and a factor of {max(factor, 1 / factor):.2f} at worst"
     )
 
 

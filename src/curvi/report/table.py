@@ -7,6 +7,7 @@ import numpy as np
 
 from curvi.diagnostics.linear_response import labels_of
 from curvi.diagnostics.response import affordable_response
+from curvi.report import answers
 
 if TYPE_CHECKING:
     from curvi.results import Fit
@@ -100,9 +101,7 @@ def summarise(fit: "Fit", probabilities=(0.05, 0.5, 0.95), kind: str = "q") -> S
         notes.append(f'"{ERROR}", "{SD_ERROR}": one standard error, from the finite number of draws behind the fit.')
     if kind == "linear_response":
         notes.append("Means and quantiles are those of the normal with the covariance of linear response.")
-    if not fit.converged:
-        notes.append(f"Not converged: {fit.outcome.message}.")
-    return Summary(labels_of(shapes), columns, tuple(notes))
+    return Summary(labels_of(shapes), columns, (*notes, *answers.notes(fit)))
 
 
 def _flat(values: dict[str, np.ndarray]) -> np.ndarray:

@@ -38,15 +38,20 @@ def all_is_well(fit: "Fit") -> bool:
 
 def certified(fit: "Fit") -> str:
     """What is left to gain, and how near means and sds are to those of the best q of the family."""
-    nats = f"{fit.remaining_gain:.2g} ± {fit.remaining_gain_se:.2g} nats left to gain"
+    nats = f"{_short(fit.remaining_gain)} ± {_short(fit.remaining_gain_se)} nats left to gain"
     nats = nats if math.isfinite(fit.remaining_gain) else "what is left to gain is unknown"
     if not math.isfinite(fit.remaining_sds) or fit.remaining_sds == fit.remaining_sds_se == 0:
         return nats
-    step = f"largest step left {fit.remaining_sds:.2g} ± {fit.remaining_sds_se:.1g} sd"
+    step = f"largest step left {_short(fit.remaining_sds)} ± {_short(fit.remaining_sds_se)} sd"
     if not fit.converged:
         return f"{nats}; {step}"
     granted = "" if fit.remaining_sds <= LARGEST_STEP else ", two standard errors granted"
     return f"{nats}; every mean and sd within {LARGEST_STEP} sd{granted}: {step}"
+
+
+def _short(value: float) -> str:
+    """Two digits; zero for what is of no account in nats or sds."""
+    return f"{value if abs(value) > 1e-6 else 0:.2g}"
 
 
 def family_line(fit: "Fit") -> str:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from curvi.certify.gain import LARGEST_STEP
-from curvi.diagnostics.posterior_check import DOUBTFUL, RIGHT
+from curvi.diagnostics.posterior_check import DOUBTFUL, ENOUGH_EFFECTIVE, MAX_KHAT, RIGHT
+from curvi.estimate.psis import khat_meaning
 from curvi.outcome import Outcome
 
 if TYPE_CHECKING:
@@ -64,6 +65,19 @@ def family_line(fit: "Fit") -> str:
     if not check.next_family or not np.isfinite(check.predicted_gain) or "nats" in chosen.why:
         return said
     return f"{said}; {check.next_family} would gain {check.predicted_gain:.2g} nats"
+
+
+def khat_words(fit: "Fit") -> str:
+    """The meaning of k-hat, with the share of draws that stay effective where it is large; empty where unknown."""
+    check = fit.posterior_check
+    if np.isnan(check.khat):
+        return ""
+    if not MAX_KHAT < check.khat < np.inf:
+        return khat_meaning(check.khat)
+    effective = f"{check.effective_draws:,.0f} of {check.num_draws:,} draws are effective"
+    if check.effective_draws >= ENOUGH_EFFECTIVE * check.num_draws:
+        return f"a heavy far tail of ratios that hardly vary: {effective}"
+    return f"{khat_meaning(check.khat)}; {effective}"
 
 
 def next_step(fit: "Fit", page: bool = False) -> str:

@@ -14,7 +14,7 @@ from curvi.estimate.psis import khat_meaning
 from curvi.record.history import History
 from curvi.record.version import VERSION
 from curvi.report import svg
-from curvi.report.answers import all_is_well, certified, family_line, headline, next_step
+from curvi.report.answers import all_is_well, certified, family_line, headline, khat_words, next_step
 from curvi.report.style import STYLE
 from curvi.report.table import ERROR, MEAN, RESPONSE_SD, SD, SD_ERROR, Summary, number
 
@@ -55,7 +55,7 @@ def _verdict(fit: "Fit", heading: str) -> str:
     cards = [
         ("ELBO", f"{fit.elbo:.2f} ± {fit.elbo_se:.2g}", "nats, on fresh draws and all data"),
         ("Remaining gain", gain, "nats still to be gained at this optimum"),
-        ("k-hat", shown, "" if np.isnan(check.khat) else khat_meaning(check.khat)),
+        ("k-hat", shown, khat_words(fit)),
         ("Time", f"{fit.seconds.compile + fit.seconds.run:.1f} s", f"{fit.seconds.compile:.1f} s of it compiling"),
     ]
     boxes = "\n".join(
@@ -182,7 +182,7 @@ def _khat(fit: "Fit") -> str:
     khat, why = _try(lambda: fit.khat)
     if khat is None:
         return _section("k-hat", f"<p>{escape(_sentence(why))}</p>")
-    words = f"<p>{escape(_sentence(khat_meaning(khat)))}</p>"
+    words = f"<p>{escape(_sentence(khat_words(fit) or khat_meaning(khat)))}</p>"
     picture = svg.gauge(khat, _ZONES, f"k-hat {khat:.2f}") if np.isfinite(khat) else ""
     caption = "Shape of the tail of the importance ratios p / q. Up to 0.7 fit.resample corrects the draws of q."
     return _section("k-hat", words + (_figure(picture, caption) if picture else ""))

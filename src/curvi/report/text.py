@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from curvi.estimate.psis import khat_meaning
-from curvi.report.answers import certified, family_line, headline, next_step
+from curvi.report.answers import certified, family_line, headline, khat_words, next_step
 
 if TYPE_CHECKING:
     from curvi.results import Fit
@@ -23,7 +22,7 @@ def verdict(fit: "Fit") -> str:
         "look at": ", ".join(fit.suspects) if not fit.converged else "",
         "posterior": str(check),
         "family": family_line(fit),
-        "k-hat": "" if np.isnan(check.khat) else khat_line(check.khat),
+        "k-hat": (f"{check.khat:.2f}, " if np.isfinite(check.khat) else "") + khat_words(fit),
         "ELBO": f"{fit.elbo:.4f} ± {fit.elbo_se:.4f} nats",
         "cost": f"{len(fit.history)} steps; {seconds.compile:.2f} s compiling, {seconds.run:.2f} s running",
         "calls": f"{counts.log_density:,} log density, {counts.gradient:,} gradient, {counts.hvp:,} Hessian-vector",
@@ -32,12 +31,6 @@ def verdict(fit: "Fit") -> str:
     }
     head = f"curvi fit: {headline(fit)}" + (f" ({name})" if name else "")
     return "\n".join([head, *(_line(*row) for row in rows.items() if row[1])])
-
-
-def khat_line(khat: float) -> str:
-    """k-hat with its meaning."""
-    words = khat_meaning(khat)
-    return f"{khat:.2f}, {words}" if np.isfinite(khat) else words
 
 
 def _line(name: str, text: str) -> str:

@@ -30,8 +30,8 @@ REFINE_STEPS, REFINE_PAIRS, REFINE_RATES = 2_000, 64, (0.01, 0.0003)
 
 def verdict_warns(fit) -> bool | None:
     """Whether the fit says that its posterior may be wrong; None where it says nothing about that."""
-    verdict = getattr(fit, "posterior_verdict", None)
-    return None if verdict is None else bool(verdict.warns)
+    check = getattr(fit, "posterior_check", None)
+    return None if check is None else check.warns
 
 
 def fits(posterior, reference: dict, method: str, seed: int, max_seconds: float) -> Iterator[tuple[str, dict, dict]]:

@@ -8,11 +8,12 @@ import numpy as np
 
 from curvi.diagnostics.curvature_report import CurvatureReport, curvature_report
 from curvi.diagnostics.draws_error import errors_of_moments, errors_of_quantiles
-from curvi.diagnostics.linear_response import Covariance, linear_response, response_sd, sample_covariance
+from curvi.diagnostics.linear_response import Covariance, linear_response, sample_covariance
 from curvi.diagnostics.moments import mean_and_sd, quantiles
-from curvi.diagnostics.response import check_kind, corrected, curvature_of
+from curvi.diagnostics.posterior_check import PosteriorCheck, check_posterior
+from curvi.diagnostics.response import check_kind, corrected, curvature_of, response_of
+from curvi.diagnostics.reweighted import weights_of
 from curvi.diagnostics.sensitivity import Sensitivity, sensitivity
-from curvi.estimate.psis import KHAT_DRAWS, smooth_weights
 from curvi.estimate.resample import resample
 from curvi.estimate.sampling import densities, log_ratios, sample
 from curvi.family import Family
@@ -103,8 +104,7 @@ class Fit:
 
     def log_ratios(self, key, num_draws: int) -> jax.Array:
         """ln p - ln q of fresh draws on the full data; their mean is the ELBO."""
-        if num_draws < 1:
-            raise ValueError(f"num_draws must be at least 1; got {num_draws}")
+        self._keys(key, num_draws)
         return log_ratios(self.target, self.q, key, num_draws)
 
     @functools.cached_property
@@ -131,7 +131,7 @@ class Fit:
         `kind="linear_response"` corrects for that, by the response of each mean to a tilt of the log density.
         """
         if check_kind(kind) == "linear_response":
-            return response_sd(curvature_of(self))
+            return response_of(self)
         return {name: sd for name, (_, sd) in self._moments.items()}
 
     def covariance(self, kind: str = "linear_response", names=None) -> Covariance:
@@ -189,7 +189,14 @@ class Fit:
         """Tail shape of the importance ratios p / q: below 0.5 q is close to the posterior, up to 0.7 importance
         weights can correct it, beyond they cannot. Minus infinity where the ratios do not vary.
         """
-        return smooth_weights(self.log_ratios(jax.random.key(0), KHAT_DRAWS)).khat
+        return weights_of(self).khat
+
+    @functools.cached_property
+    def posterior_check(self) -> PosteriorCheck:
+        """Whether the posterior is right: "right" as far as can be seen, "doubtful" or "not known", with reasons,
+        estimated errors and what to do. Raises nothing.
+        """
+        return check_posterior(self)
 
     def resample(self, key, num_draws: int, num_proposals: int | None = None) -> dict[str, np.ndarray]:
         """`num_draws` draws of q, resampled with Pareto-smoothed importance weights towards the posterior.
@@ -286,8 +293,7 @@ def load(path, target: AbstractTarget | None = None) -> Fit:
 
     Raises ValueError if the file is damaged, is not a fit, or belongs to another model.
     """
-    fields, khat = read(path, target)
+    fields, known = read(path, target)
     fit = Fit(**fields)
-    if khat is not None:
-        vars(fit)["khat"] = khat  # the cache of the property
+    vars(fit).update(known)  # the caches of properties
     return fit

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 _FORMAT, _FORMAT_VERSION = "curvi fit", 2
 _TEXT, _CHECKSUM = "fit.json", "sha256"
 _NUMBERS = ("elbo", "elbo_se", "remaining_gain", "remaining_gain_se", "remaining_sds", "remaining_sds_se")
+_KNOWN = ("khat", "posterior_check")  # computed on request, and kept where they were
 
 
 def _refuse(*_):
@@ -76,8 +77,8 @@ def save(fit: "Fit", path) -> None:
         raise
 
 
-def read(path, target: AbstractTarget | None = None) -> tuple[dict[str, Any], float | None]:
-    """The fields of the fit in a file, and its k-hat if that was known; see `curvi.load`."""
+def read(path, target: AbstractTarget | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The fields of the fit in a file, and those of `_KNOWN` that it had computed; see `curvi.load`."""
     members = _read(Path(path))
     said = json.loads(members[_TEXT])
     writer, version = said.get("written by", {}).get("curvi"), said.get("version", 0)
@@ -111,7 +112,7 @@ def read(path, target: AbstractTarget | None = None) -> tuple[dict[str, Any], fl
         "families": tuple(again(row) for row in said.get("families", ())),
         "checkpoint": _read_checkpoint(said["checkpoint"], again, history, counts),
     }
-    return fields, again(said["khat"])
+    return fields, {name: again(said[name]) for name in _KNOWN if said.get(name) is not None}
 
 
 # -- the text ---------------------------------------------------------------------------------------------------------
@@ -125,7 +126,7 @@ def _describe(fit: "Fit", arrays: list[np.ndarray]) -> dict:
         "written by": {"curvi": VERSION, "jax": jax.__version__, "numpy": np.__version__},
         "outcome": fit.outcome.name,
         **{name: keep(getattr(fit, name)) for name in _NUMBERS},
-        "khat": keep(vars(fit).get("khat")),
+        **{name: keep(vars(fit).get(name)) for name in _KNOWN},
         "counts": dataclasses.asdict(fit.counts),
         "seconds": dataclasses.asdict(fit.seconds),
         "history": keep(fit.history),

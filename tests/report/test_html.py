@@ -65,7 +65,7 @@ def test_the_verdict_comes_first(tmp_path):
     eight_schools().report(tmp_path / "report.html", "Eight schools")
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
     plain = re.sub(r"<style>.*?</style>|<[^>]+>", " ", text, flags=re.S)
-    order = [text.index(word) for word in ("<h1>Eight schools", "converged</p>", "<h3>ELBO")]
+    order = [text.index(word) for word in ("<h1>Eight schools", "Optimum: converged</p>", "Posterior: ", "<h3>ELBO")]
     order += [text.index(f"<h2>{heading}") for heading in HEADINGS]
     assert order == sorted(order)
     assert f"{eight_schools().elbo:.2f}" in plain and f"{eight_schools().khat:.2f}" in plain

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 
 from curvi.diagnostics.hessian import WhitenedHessian
+from curvi.diagnostics.linear_response import response_sd
 from curvi.family import Family
 from curvi.family.corrected import NormalWithCovariance, not_normal
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from curvi.results import Fit
 
 KINDS = ("q", "linear_response")
+_FREE = 40_000  # evaluations of the model that sds may take unasked, however cheap the fit was
 _ALIASES = {"mean_field": "q"}
 _MOST_JOINT = 8192  # coordinates whose joint covariance is stored
 _STORED = 4_000_000
@@ -34,6 +36,24 @@ def curvature_of(fit: "Fit", purpose: str = "linear response") -> WhitenedHessia
     if "_curvature" not in vars(fit):
         vars(fit)["_curvature"] = WhitenedHessian(fit.target, fit.q, jax.random.key(0), purpose, fit.counts.evaluations)
     return vars(fit)["_curvature"]
+
+
+def response_of(fit: "Fit") -> dict[str, np.ndarray]:
+    """The sds by linear response of all latents and outputs; computed once."""
+    if "_response" not in vars(fit):
+        vars(fit)["_response"] = response_sd(curvature_of(fit))
+    return dict(vars(fit)["_response"])
+
+
+def affordable_response(fit: "Fit") -> dict[str, np.ndarray]:
+    """The same, unasked; ValueError where it would cost much more than the fit."""
+    spent = max(fit.counts.evaluations, _FREE)
+    if (cost := 2 * curvature_of(fit).cost(fit.q.noise_size)) > spent:
+        raise ValueError(
+            f"it would take about {cost:,} evaluations of the model, more than the fit; "
+            'ask for it with fit.sd(kind="linear_response") or fit.covariance(names=...)'
+        )
+    return response_of(fit)
 
 
 def corrected(fit: "Fit") -> Family:

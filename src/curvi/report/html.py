@@ -9,13 +9,14 @@ import jax
 import numpy as np
 
 from curvi.diagnostics.linear_response import labels_of
+from curvi.diagnostics.posterior_check import RIGHT
 from curvi.estimate.psis import khat_meaning
 from curvi.record.history import History
 from curvi.record.version import VERSION
 from curvi.report import svg
+from curvi.report.answers import all_is_well, certified, family_line, headline, khat_words, next_step
 from curvi.report.style import STYLE
 from curvi.report.table import ERROR, MEAN, RESPONSE_SD, SD, SD_ERROR, Summary, number
-from curvi.report.text import next_step
 
 if TYPE_CHECKING:
     from curvi.results import Fit
@@ -39,7 +40,7 @@ def page(fit: "Fit", title: str | None = None) -> str:
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f'<title>{escape(heading)}: {_word(fit)}</title>\n<link rel="icon" href="data:,">\n'
+        f'<title>{escape(heading)}: {headline(fit)}</title>\n<link rel="icon" href="data:,">\n'
         f"<style>\n{STYLE}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
     )
 
@@ -48,27 +49,38 @@ def page(fit: "Fit", title: str | None = None) -> str:
 
 
 def _verdict(fit: "Fit", heading: str) -> str:
-    khat, why = _try(lambda: fit.khat)
+    check = fit.posterior_check
     gain = _with_error(fit.remaining_gain, fit.remaining_gain_se) if np.isfinite(fit.remaining_gain) else "unknown"
-    shown = why if khat is None else f"{khat:.2f}" if np.isfinite(khat) else "none" if khat < 0 else "unknown"
+    shown = f"{check.khat:.2f}" if np.isfinite(check.khat) else "none" if check.khat < 0 else "unknown"
     cards = [
         ("ELBO", f"{fit.elbo:.2f} ± {fit.elbo_se:.2g}", "nats, on fresh draws and all data"),
         ("Remaining gain", gain, "nats still to be gained at this optimum"),
-        ("k-hat", shown, "" if khat is None else khat_meaning(khat)),
+        ("k-hat", shown, khat_words(fit)),
         ("Time", f"{fit.seconds.compile + fit.seconds.run:.1f} s", f"{fit.seconds.compile:.1f} s of it compiling"),
     ]
     boxes = "\n".join(
         f'<div class="card"><h3>{escape(name)}</h3><p class="figure">{escape(value)}</p><p>{escape(words)}</p></div>'
         for name, value, words in cards
     )
-    kind = "done" if fit.converged else "open"
     named = fit.suspects and not fit.converged
     suspects = f"<p><strong>Look at:</strong> {escape(', '.join(fit.suspects))}</p>\n" if named else ""
+    line = family_line(fit)
+    family = f"<p><strong>Family:</strong> {escape(line)}.</p>\n" if line else ""
+    # One colour for both answers, that of the worse one.
     return (
-        f'<header class="{kind}"><h1>{escape(heading)}</h1><p class="badge">{_word(fit)}</p>\n'
-        f"<p>{escape(_sentence(fit.outcome.message))}</p>\n{suspects}"
-        f"<p><strong>Next:</strong> {escape(next_step(fit, khat, page=True))}.</p></header>\n"
+        f'<header class="{"done" if all_is_well(fit) else "open"}"><h1>{escape(heading)}</h1>\n'
+        f"{_answer('Optimum', fit.converged, _word(fit), f'{fit.outcome.message}; {certified(fit)}')}{suspects}"
+        f"{_answer('Posterior', check.answer == RIGHT, check.words, '; '.join(check.reasons))}{family}"
+        f"<p><strong>Next:</strong> {escape(next_step(fit, page=True))}.</p></header>\n"
         f'<section class="cards">\n{boxes}\n</section>'
+    )
+
+
+def _answer(question: str, good: bool, word: str, reason: str) -> str:
+    kind = "good" if good else "poor"
+    return (
+        f'<div class="answer"><p class="badge {kind}">{question}: {escape(word)}</p>\n'
+        f"<p>{escape(_sentence(reason))}</p></div>\n"
     )
 
 
@@ -170,7 +182,7 @@ def _khat(fit: "Fit") -> str:
     khat, why = _try(lambda: fit.khat)
     if khat is None:
         return _section("k-hat", f"<p>{escape(_sentence(why))}</p>")
-    words = f"<p>{escape(_sentence(khat_meaning(khat)))}</p>"
+    words = f"<p>{escape(_sentence(khat_words(fit) or khat_meaning(khat)))}</p>"
     picture = svg.gauge(khat, _ZONES, f"k-hat {khat:.2f}") if np.isfinite(khat) else ""
     caption = "Shape of the tail of the importance ratios p / q. Up to 0.7 fit.resample corrects the draws of q."
     return _section("k-hat", words + (_figure(picture, caption) if picture else ""))

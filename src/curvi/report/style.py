@@ -19,7 +19,9 @@ header { border-left: 6px solid var(--poor); padding: 4px 0 4px 14px; margin: 8p
 header.done { border-color: var(--good); }
 .badge { display: inline-block; margin: 0 0 4px; padding: 2px 12px; border-radius: 12px; font-weight: 600;
   background: var(--poor); color: #1b1f24; }
-.done .badge { background: var(--good); color: #06281e; }
+.badge.good { background: var(--good); color: #06281e; }
+header.open .badge.good { background: none; color: inherit; box-shadow: inset 0 0 0 2px var(--rule); }
+.answer { margin: 6px 0; }
 .cards { display: grid; gap: 12px; grid-template-columns: repeat(auto-fit, minmax(min(100%, 150px), 1fr)); }
 .card { background: var(--card); border-radius: 8px; padding: 10px 12px; }
 .card p { margin: 0; font-size: 0.85rem; color: var(--quiet); }

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from curvi.diagnostics.linear_response import labels_of
-from curvi.diagnostics.response import curvature_of
+from curvi.diagnostics.response import affordable_response
+from curvi.report import answers
 
 if TYPE_CHECKING:
     from curvi.results import Fit
 
-_FREE = 40_000  # evaluations of the model that the column of linear response may take, however cheap the fit was
 _SHOWN = 60
 
 MEAN, SD, RESPONSE_SD = "mean", "sd (q)", "sd (linear response)"
@@ -89,7 +89,7 @@ def summarise(fit: "Fit", probabilities=(0.05, 0.5, 0.95), kind: str = "q") -> S
     shapes = {name: value.shape for name, value in mean.items()}
     columns, notes = {MEAN: _flat(mean), SD: _flat(sd)}, []
     try:
-        columns[RESPONSE_SD] = _flat(_response(fit))
+        columns[RESPONSE_SD] = _flat(affordable_response(fit))
     except ValueError as error:
         notes.append(f"No sd by linear response: {error}.")
     for row, probability in enumerate(np.atleast_1d(probabilities)):
@@ -101,19 +101,7 @@ def summarise(fit: "Fit", probabilities=(0.05, 0.5, 0.95), kind: str = "q") -> S
         notes.append(f'"{ERROR}", "{SD_ERROR}": one standard error, from the finite number of draws behind the fit.')
     if kind == "linear_response":
         notes.append("Means and quantiles are those of the normal with the covariance of linear response.")
-    if not fit.converged:
-        notes.append(f"Not converged: {fit.outcome.message}.")
-    return Summary(labels_of(shapes), columns, tuple(notes))
-
-
-def _response(fit: "Fit") -> dict[str, np.ndarray]:
-    spent = max(fit.counts.evaluations, _FREE)
-    if (cost := 2 * curvature_of(fit).cost(fit.q.noise_size)) > spent:
-        raise ValueError(
-            f"it would take about {cost:,} evaluations of the model, more than the fit; "
-            'ask for it with fit.sd(kind="linear_response") or fit.covariance(names=...)'
-        )
-    return fit.sd(kind="linear_response")
+    return Summary(labels_of(shapes), columns, (*notes, *answers.notes(fit)))
 
 
 def _flat(values: dict[str, np.ndarray]) -> np.ndarray:

@@ -18,7 +18,6 @@ from curvi.estimate.fixed_draws.objective import Objective
 from curvi.estimate.fixed_draws.sweep import CHUNK, LEAST_PARTS, MOST_PARTS
 from curvi.methods.base import News, Problem
 from curvi.methods.growing_draws.ladder import looked_up
-from curvi.methods.growing_draws.starts import ran_away
 from curvi.methods.growing_draws.state import GrowingState
 from curvi.methods.growing_draws.streams import FOR_CORRECTING, FOR_KICKS
 from curvi.methods.growing_draws.verdict import certificate, outcome_of_last_round
@@ -61,7 +60,7 @@ def fresh_model(problem: Problem, objective: Objective, state: GrowingState, few
 def correct(problem: Problem, objective: Objective, state: GrowingState, few: FixedDrawsModel, tolerance: float):
     """The state after a look at fresh draws and the step that they suggest, or the end of the fit."""
     local = fresh_model(problem, objective, state, few)
-    if ran_away(objective, state):
+    if state.ran_away:
         gain = outcome_of_last_round(problem, objective, state, local, Gain(np.inf, np.inf), tolerance)
         # That far out, values overflow whatever the model.
         found = Outcome.NOT_A_MAXIMUM if gain.doubt is Outcome.NON_FINITE else gain.doubt

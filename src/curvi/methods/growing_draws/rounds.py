@@ -15,7 +15,7 @@ from curvi.estimate.start import find_start
 from curvi.family.path import HostPath
 from curvi.methods.base import Budget, News, Problem
 from curvi.methods.growing_draws.corrections import correct
-from curvi.methods.growing_draws.starts import ran_away, try_start
+from curvi.methods.growing_draws.starts import try_start
 from curvi.methods.growing_draws.state import Climb, GrowingState
 from curvi.methods.growing_draws.streams import FOR_CLIMBING
 from curvi.methods.growing_draws.verdict import suspects
@@ -145,7 +145,7 @@ def _expanded(problem: Problem, objective: Objective, state: GrowingState, local
 def _mend_start(problem: Problem, objective: Objective, state: GrowingState, local: FixedDrawsModel):
     """Search for another start if the log density is not finite at this one."""
     unknown = dataclasses.replace(UNKNOWN, weights=suspects(local))
-    if ran_away(objective, state):
+    if state.ran_away:
         return state, News(gain=unknown, outcome=Outcome.NOT_A_MAXIMUM)
     if state.searched:
         return state, News(gain=unknown, outcome=Outcome.NON_FINITE)

@@ -1,4 +1,4 @@
-"""Several starts, and detection of divergence."""
+"""Several starts."""
 
 import numpy as np
 
@@ -8,18 +8,8 @@ from curvi.methods.base import News, Problem
 from curvi.methods.growing_draws.state import GrowingState
 from curvi.methods.growing_draws.streams import FOR_CLIMBING, FOR_STARTS
 
-ENDLESS = 200  # steps after which a climb counts as divergent; tens usually suffice
-_LARGEST_EXPONENT = 0.25  # exponent from which q counts as divergent, as a share of the log of the largest number
 _LEAST_DRAWS = 64  # on which starts are compared
 _START_SPREAD = 2.0  # in unconstrained units, as NumPyro's init_to_uniform and Stan's random inits
-
-
-def ran_away(objective: Objective, state: GrowingState) -> bool:
-    """Whether the climb has diverged, by the number of steps or the scales of q: a flat or unbounded density."""
-    if state.taken >= ENDLESS:
-        return True
-    largest = state.family.replace(state.params).largest_exponent()
-    return largest > _LARGEST_EXPONENT * np.log(np.finfo(objective.dtype).max)
 
 
 def try_start(problem: Problem, objective: Objective, state: GrowingState, gain_tolerance: float, num_steps: int):

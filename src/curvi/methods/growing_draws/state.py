@@ -8,6 +8,9 @@ from curvi.family import Family
 from curvi.record.plain import register
 from curvi.record.pytree import pytree, static
 
+ENDLESS = 200  # steps after which a climb counts as divergent; tens usually suffice
+_LARGEST_EXPONENT = 0.25  # exponent from which q counts as divergent, as a share of the log of the largest number
+
 
 @register
 @pytree
@@ -128,6 +131,12 @@ class GrowingState:
     @property
     def rough(self) -> bool:
         return self.stage == "rough"
+
+    @property
+    def ran_away(self) -> bool:
+        """Whether the climb has diverged, by the number of steps or the scales of q: a flat or unbounded density."""
+        largest = _LARGEST_EXPONENT * np.log(np.finfo(self.family.params.dtype).max)
+        return self.taken >= ENDLESS or self.family.replace(self.params).largest_exponent() > largest
 
     def but(self, **changes) -> "GrowingState":
         """This state with some fields changed."""

@@ -14,8 +14,7 @@ from curvi.estimate.fixed_draws.objective import Objective
 from curvi.estimate.fixed_draws.sweep import CHUNK, MOST_PARTS
 from curvi.family.path import HostPath
 from curvi.methods.base import Problem
-from curvi.methods.growing_draws.starts import ENDLESS
-from curvi.methods.growing_draws.state import GrowingState
+from curvi.methods.growing_draws.state import ENDLESS, GrowingState
 from curvi.methods.growing_draws.streams import FOR_AHEAD, FOR_CHECKING, FOR_CONSISTENCY
 from curvi.outcome import Outcome
 from curvi.record.history import mean_and_error

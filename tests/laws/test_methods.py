@@ -131,7 +131,11 @@ def check_accounts(found, method, num_steps):
         assert counts.log_density >= history.log_density[-1] + FINAL_DRAWS
         # A step costs its draws at least; a rejected one, a line search or the copies of Scheme II cost more.
         assert history.log_density[-1] >= history.num_draws.sum()
-    assert counts.gradient > 0 and counts.hvp > 0, "the certificate of an order-2 target differentiates twice"
+    assert counts.gradient > 0
+    # Growing draws takes differences of gradients for products, in double precision.
+    assert counts.hvp > 0 or isinstance(method, GrowingDraws), (
+        "the certificate of an order-2 target differentiates twice"
+    )
 
 
 @pytest.mark.parametrize("name", STEPWISE)

@@ -177,7 +177,10 @@ def _errors(fit: "Fit", seen: _Seen) -> tuple[float, float, float, str]:
 def _doubts(seen: _Seen, mean_error: float, sd_error: float, factor: float, at: str) -> tuple[str, ...]:
     doubts, off, small = [], max(factor, 1 / factor), "small" if factor > 1 else "large"
     if off > MAX_FACTOR:
-        doubts.append(f"sds of q are too {small} by up to a factor of {off:.3g} ({at})")
+        # Weights underestimate it where few draws are effective.
+        blind = seen.moments is not None and seen.response is None and not seen.reliable
+        size = f"a factor of {off:.2f} or more" if blind else f"up to a factor of {off:.3g}"
+        doubts.append(f"sds of q are too {small} by {size} ({at})")
     elif sd_error > MAX_SD:
         doubts.append(
             f"sds of q are off by {100 * sd_error:.0f} % in the median, at {at} too {small} by a factor of {off:.2f}"

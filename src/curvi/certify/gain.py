@@ -10,7 +10,6 @@ from curvi.record.counts import CallCounts
 NUM_ERRORS = 2.0
 LARGEST_STEP = 0.1  # in sds of q: the Monte Carlo error of a mean of a hundred independent draws
 LARGEST_STEP_ERROR = 0.05  # the largest standard error of such a step
-LARGEST_STEP_ERROR = 0.05  # the largest standard error of such a step
 _NATS, _NATS_A_LATENT = 0.05, 0.001
 
 

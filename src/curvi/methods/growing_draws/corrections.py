@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from curvi.certify.fixed_draws import Weighed, remaining_gain, weigh
-from curvi.certify.gain import LARGEST_STEP_ERROR, Gain
+from curvi.certify.gain import LARGEST_STEP, LARGEST_STEP_ERROR, NUM_ERRORS, Gain
 from curvi.estimate.fixed_draws.local import FixedDrawsModel
 from curvi.estimate.fixed_draws.noise import correction_draws
 from curvi.estimate.fixed_draws.objective import Objective
@@ -33,7 +33,8 @@ _BETTER = 4  # factor for its draws
 _KICK = 0.1  # in sds of q
 _MOST_CORRECTIONS = 60
 _LOSS = 0.1  # nats
-_TOO_FLAT, _LEAST_SHRINKAGE = 1.3, 0.1  # ratio of measured to promised curvature from which the latter is believed less
+_FEW = 256  # draws that are cheap whatever the dimension
+_TOO_FLAT, _LEAST_SHRINKAGE = 1.3, 0.5  # ratio of measured to promised curvature from which the latter is believed less
 _NEAR = 4  # tolerances: predicted gains from which it pays to measure the noise precisely
 
 
@@ -73,12 +74,12 @@ def correct(problem: Problem, objective: Objective, state: GrowingState, few: Fi
     state, wider = looked_up(problem, objective, state, local)
     if wider is not None:
         return wider, News()
-    state = _with_measured_curvature(state, local)
+    state = _with_measured_curvature(objective, state, local)
     found = weigh(dataclasses.replace(local, shrinkage=state.shrinkage), state.radius, _NEAR * tolerance)
     if state.shrinkage < 1 and found.gain.within(tolerance):
         # Shrinkage hides flat directions: a certificate believes the curvature as it is.
         found = weigh(local, state.radius)
-        most = correction_draws(objective.dimension)
+        most = _most_for_curvature(objective)
         if not found.gain.within(tolerance) and state.num_draws < most:
             return _better_curvature(objective, state, most), News()
     if not found.step.definite:
@@ -98,9 +99,10 @@ def correct(problem: Problem, objective: Objective, state: GrowingState, few: Fi
     return _step(problem, objective, state, few, found, num_fresh, tolerance)
 
 
-def _with_measured_curvature(state: GrowingState, local: FixedDrawsModel) -> GrowingState:
+def _with_measured_curvature(objective: Objective, state: GrowingState, local: FixedDrawsModel) -> GrowingState:
     """The state after the curvature along the last step, from the gradients on independent draws at both ends, was held
-    against what the few draws said of it: spurious flat directions make steps too long.
+    against what the few draws said of it. Spurious flat directions make steps too long: they are shrunk halfway towards
+    the metric, which no curvature makes diverge, and seen by more draws.
     """
     if not state.last_step.size:
         return state
@@ -113,7 +115,10 @@ def _with_measured_curvature(state: GrowingState, local: FixedDrawsModel) -> Gro
     elif measured + 2 * noise < said / _TOO_FLAT:
         shrinkage = min(2 * shrinkage, 1.0)
     none = np.zeros(0)
-    return state.but(shrinkage=shrinkage, last_step=none, last_grad=none)
+    worse = shrinkage < state.shrinkage or measured - 2 * noise > _TOO_FLAT * said
+    state = state.but(shrinkage=shrinkage, last_step=none, last_grad=none)
+    # The better Hessian is there from the next look on.
+    return _better_curvature(objective, state, _most_for_curvature(objective)) if worse else state
 
 
 def _step(problem, objective: Objective, state: GrowingState, few, found: Weighed, num_fresh: int, tolerance: float):
@@ -159,7 +164,7 @@ def _step(problem, objective: Objective, state: GrowingState, few, found: Weighe
         last_grad=local.grad if taken == 1.0 and not step.at_edge else np.zeros(0),
     )
     if slow and found.bias < _SLOW * step.predicted:
-        state = _better_curvature(objective, state, correction_draws(objective.dimension) // 2)
+        state = _better_curvature(objective, state, _most_for_curvature(objective))
     return state, News([row], gain=_reported(found.gain))
 
 
@@ -186,7 +191,9 @@ def _wanted_draws(objective: Objective, state: GrowingState, found: Weighed, tol
 
 def _is_noise(found: Weighed) -> bool:
     """Whether a step would follow the noise of the gradient more than the gradient."""
-    return float(found.step.predicted) < 2 * found.bias
+    gain = found.gain
+    far = gain.known and gain.sds > LARGEST_STEP + NUM_ERRORS * gain.sds_error  # one latent, for certain
+    return float(found.step.predicted) < 2 * found.bias and not far
 
 
 def _reported(gain: Gain) -> Gain | None:
@@ -215,6 +222,11 @@ def _climb_again(objective: Objective, state: GrowingState) -> GrowingState:
     none = np.zeros(0)
     again = state.but(num_draws=num_draws, round=state.round + 1, climb=None, stage="climb", radius=1.0, newton=True)
     return again.but(last_step=none, last_grad=none, last_value=none)
+
+
+def _most_for_curvature(objective: Objective) -> int:
+    """The number of draws up to which a better Hessian is worth its cost."""
+    return max(_FEW, correction_draws(objective.dimension))
 
 
 def _better_curvature(objective: Objective, state: GrowingState, most: int) -> GrowingState:

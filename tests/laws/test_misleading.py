@@ -40,10 +40,10 @@ def test_keys_agree(name):
 
 @pytest.mark.parametrize(("name", "every"), [("flights", 29), ("motorcycle", 7)])
 def test_fits_add_up_wherever_they_are_cut(name, every):
-    whole = fitted(name, 1)
+    whole, options = fitted(name, 1), {"tolerance": TOLERANCE, "progress": False}
     for num_steps in range(1, len(whole.history), every):
-        part = fit(TARGETS[name](), key=jax.random.key(1), num_steps=num_steps, family="mean_field", progress=False)
-        further = fit(TARGETS[name](), start=part, progress=False)
+        part = fit(TARGETS[name](), key=jax.random.key(1), num_steps=num_steps, family="mean_field", **options)
+        further = fit(TARGETS[name](), start=part, **options)
         assert np.array_equal(further.q.params, whole.q.params) and further.elbo == whole.elbo
         assert np.array_equal(further.history.elbo, whole.history.elbo)
 

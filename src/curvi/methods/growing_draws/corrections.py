@@ -30,7 +30,6 @@ _SHARES = (1.0, 0.5, 0.25, 0.125)  # of a step, tried until its gain on few draw
 _VALID = 0.5  # relative error of that prediction
 _SLOW = 0.25  # a correction that leaves more of the predicted gain wants a better Hessian
 _BETTER = 4  # factor for its draws
-_KICK = 0.1  # in sds of q
 _MOST_CORRECTIONS = 60
 _LOSS = 0.1  # nats
 _FEW = 256  # draws that are cheap whatever the dimension
@@ -88,7 +87,7 @@ def correct(problem: Problem, objective: Objective, state: GrowingState, few: Fi
     if gain.within(tolerance):
         gain = certificate(problem, objective, state, local, gain)
         if gain.doubt is Outcome.NOT_A_MAXIMUM and not state.kicked:
-            return _kick(objective, state, local), News()
+            return state.kicked_off(local.spreads, objective.source.generator(FOR_KICKS)), News()
         if gain.within(tolerance) or gain.doubt is not None:
             return state, News(gain=_with_error(gain, state), outcome=gain.doubt)
     num_fresh = _wanted_draws(objective, state, found, tolerance)
@@ -212,7 +211,7 @@ def _more_draws(objective: Objective, state: GrowingState, local, gain: Gain, to
     if not objective.num_score_params and state.num_draws < objective.capacity:
         return _climb_again(objective, state.but(index=state.index + 1)), News()
     if not state.kicked and local.finite():
-        return _kick(objective, state, local), News()
+        return state.kicked_off(local.spreads, objective.source.generator(FOR_KICKS)), News()
     return _end(problem, objective, state, local, gain, tolerance)
 
 
@@ -241,19 +240,3 @@ def _end(problem, objective: Objective, state: GrowingState, local: FixedDrawsMo
     gain = gain if gain.known else remaining_gain(local)
     gain = outcome_of_last_round(problem, objective, state, local, gain, tolerance)
     return state, News(gain=_with_error(gain, state), outcome=gain.doubt)
-
-
-def _kick(objective: Objective, state: GrowingState, local: FixedDrawsModel) -> GrowingState:
-    """The state after a small random step off a saddle."""
-    shift = objective.source.generator(FOR_KICKS).standard_normal(state.params.shape)
-    params = state.params + _KICK * local.spreads * shift
-    return state.but(
-        params=params,
-        radius=1.0,
-        kicked=True,
-        round=state.round + 1,
-        index=state.index + 1,
-        climb=None,
-        stage="climb",
-        newton=True,
-    )

@@ -9,6 +9,7 @@ from curvi.record.plain import register
 from curvi.record.pytree import pytree, static
 
 ENDLESS = 200  # steps after which a climb counts as divergent; tens usually suffice
+_KICK = 0.1  # in sds of q
 _LARGEST_EXPONENT = 0.25  # exponent from which q counts as divergent, as a share of the log of the largest number
 
 
@@ -137,6 +138,12 @@ class GrowingState:
         """Whether the climb has diverged, by the number of steps or the scales of q: a flat or unbounded density."""
         largest = _LARGEST_EXPONENT * np.log(np.finfo(self.family.params.dtype).max)
         return self.taken >= ENDLESS or self.family.replace(self.params).largest_exponent() > largest
+
+    def kicked_off(self, spreads: np.ndarray, rng: np.random.Generator) -> "GrowingState":
+        """The state after a small random step off a saddle, before a new climb."""
+        params = self.params + _KICK * spreads * rng.standard_normal(self.params.shape)
+        fresh = self.but(round=self.round + 1, index=self.index + 1, climb=None, stage="climb")
+        return fresh.but(params=params, radius=1.0, kicked=True, newton=True)
 
     def but(self, **changes) -> "GrowingState":
         """This state with some fields changed."""

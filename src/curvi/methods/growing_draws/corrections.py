@@ -69,7 +69,7 @@ def correct(problem: Problem, objective: Objective, state: GrowingState, few: Fi
         return _more_draws(objective, state, local, Gain(np.inf, np.inf), tolerance, problem)
     value = np.array([local.value, np.std(local.part_means(local.fixed.num_parts)) / local.fixed.num_parts**0.5])
     if _has_lost(state, value):
-        return _climb_again(objective, state.but(index=state.index + 1, last_value=value)), News()
+        return _climb_again(objective, state.but(index=state.index + 1)), News()
     state, wider = looked_up(problem, objective, state, local)
     if wider is not None:
         return wider, News()
@@ -100,8 +100,8 @@ def correct(problem: Problem, objective: Objective, state: GrowingState, few: Fi
 
 def _with_measured_curvature(objective: Objective, state: GrowingState, local: FixedDrawsModel) -> GrowingState:
     """The state after the curvature along the last step, from the gradients on independent draws at both ends, was held
-    against what the few draws said of it. Spurious flat directions make steps too long: they are shrunk halfway towards
-    the metric, which no curvature makes diverge, and seen by more draws.
+    against what the few draws said of it. Spurious flat directions make steps too long: the curvature is shrunk halfway
+    towards the metric, no further, since where it is truly stiff the metric alone overshoots; and more draws see it.
     """
     if not state.last_step.size:
         return state
@@ -109,12 +109,12 @@ def _with_measured_curvature(objective: Objective, state: GrowingState, local: F
     said = state.last_step @ state.last_grad  # of a whole Newton step
     noise = local.noise.variance_along(state.last_step) ** 0.5
     shrinkage = state.shrinkage
-    if measured - 2 * noise > _TOO_FLAT * said:
+    worse = measured - 2 * noise > _TOO_FLAT * said
+    if worse:
         shrinkage = max(shrinkage / 2, _LEAST_SHRINKAGE)
     elif measured + 2 * noise < said / _TOO_FLAT:
         shrinkage = min(2 * shrinkage, 1.0)
     none = np.zeros(0)
-    worse = shrinkage < state.shrinkage or measured - 2 * noise > _TOO_FLAT * said
     state = state.but(shrinkage=shrinkage, last_step=none, last_grad=none)
     # The better Hessian is there from the next look on.
     return _better_curvature(objective, state, _most_for_curvature(objective)) if worse else state

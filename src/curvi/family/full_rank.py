@@ -287,7 +287,7 @@ class FullRank(Family[Draw]):
 
     def largest_exponent(self) -> float:
         params, size = np.asarray(self.params, np.float64), self.dimension
-        spread = np.sqrt(np.sum(np.asarray(self.factor(), np.float64) ** 2, 1))
+        spread = TriangularPath(size).sds(params[: self.num_normal_params])
         reached = np.abs(params[:size]) + 3 * spread
         pushed = [reached[slot.start : slot.start + slot.count].max() for slot in self.layout.slots if slot.pushed]
         return float(max([params[size : 2 * size].max(), *pushed]))

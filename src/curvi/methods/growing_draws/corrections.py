@@ -17,7 +17,7 @@ from curvi.estimate.fixed_draws.noise import correction_draws
 from curvi.estimate.fixed_draws.objective import Objective
 from curvi.estimate.fixed_draws.sweep import CHUNK, LEAST_PARTS, MOST_PARTS
 from curvi.methods.base import News, Problem
-from curvi.methods.growing_draws.ladder import looked_up
+from curvi.methods.growing_draws.ladder import looked_up, tried
 from curvi.methods.growing_draws.state import GrowingState
 from curvi.methods.growing_draws.streams import FOR_CORRECTING, FOR_KICKS
 from curvi.methods.growing_draws.verdict import certificate, outcome_of_last_round
@@ -35,6 +35,9 @@ _LOSS = 0.1  # nats
 _FEW = 256  # draws that are cheap whatever the dimension
 _TOO_FLAT, _LEAST_SHRINKAGE = 1.3, 0.5  # ratio of measured to promised curvature from which the latter is believed less
 _NEAR = 4  # tolerances: predicted gains from which it pays to measure the noise precisely
+_FINE = 0.05  # sds: a step certainly longer is taken where draws are few, though the tolerance does not ask for it
+_SHRINKING = 0.8  # of the last predicted gain: what is left after a correction that was worth its cost
+_VAGUE = 1e-3  # of the tolerance: noise of fewer parts than `LEAST_PARTS` must be smaller, or is not known well enough
 
 
 def fresh_model(problem: Problem, objective: Objective, state: GrowingState, few: FixedDrawsModel) -> FixedDrawsModel:
@@ -84,7 +87,9 @@ def correct(problem: Problem, objective: Objective, state: GrowingState, few: Fi
     if not found.step.definite:
         return _more_draws(objective, state, local, found.gain, tolerance, problem)
     gain = found.gain
-    if gain.within(tolerance):
+    if gain.within(tolerance) and not (_is_vague(found, tolerance) or _still_moves(state, found)):
+        if (wider := tried(problem, objective, state)) is not None:
+            return wider, News()
         gain = certificate(problem, objective, state, local, gain)
         if gain.doubt is Outcome.NOT_A_MAXIMUM and not state.kicked:
             return state.kicked_off(local.spreads, objective.source.generator(FOR_KICKS)), News()
@@ -94,7 +99,7 @@ def correct(problem: Problem, objective: Objective, state: GrowingState, few: Fi
     if _is_noise(found) and not found.step.at_edge:
         if num_fresh <= state.num_fresh or state.index >= _MOST_CORRECTIONS:
             return _end(problem, objective, state, local, gain, tolerance)
-        return state.but(num_fresh=num_fresh, index=state.index + 1), News(gain=_reported(gain))
+        return state.but(num_fresh=num_fresh, index=state.index + 1), News(gain=_reported(gain, tolerance))
     return _step(problem, objective, state, few, found, num_fresh, tolerance)
 
 
@@ -147,7 +152,7 @@ def _step(problem, objective: Objective, state: GrowingState, few, found: Weighe
     last_value = np.array([row["elbo"], row["elbo_se"]])
     state = state.but(taken=state.taken + 1, index=state.index + 1, last_value=last_value)
     if taken is None:
-        return _climb_again(objective, state), News([row], gain=_reported(found.gain))
+        return _climb_again(objective, state), News([row], gain=_reported(found.gain, tolerance))
     if objective.num_score_params == 0:
         problem.once("local", lambda: trial, trial.params, on.fixed)
     divergence = taken**2 * float(step.divergence)
@@ -164,7 +169,7 @@ def _step(problem, objective: Objective, state: GrowingState, few, found: Weighe
     )
     if slow and found.bias < _SLOW * step.predicted:
         state = _better_curvature(objective, state, _most_for_curvature(objective))
-    return state, News([row], gain=_reported(found.gain))
+    return state, News([row], gain=_reported(found.gain, tolerance))
 
 
 def _has_lost(state: GrowingState, value: np.ndarray) -> bool:
@@ -180,6 +185,8 @@ def _wanted_draws(objective: Objective, state: GrowingState, found: Weighed, tol
     predicted = float(found.step.predicted)
     allowed = max(_BIAS_SHARE * tolerance, _SIGNAL_SHARE * (predicted - found.bias))
     factor = found.bias / allowed
+    if _is_vague(found, tolerance):
+        factor = max(factor, 2 * _FEW / state.num_fresh)
     if found.gain.known:
         factor = max(factor, (found.gain.sds_noise / _SDS_ERROR) ** 2, found.gain.error / (0.4 * tolerance))
     if not factor > 1:
@@ -195,8 +202,20 @@ def _is_noise(found: Weighed) -> bool:
     return float(found.step.predicted) < 2 * found.bias and not far
 
 
-def _reported(gain: Gain) -> Gain | None:
-    return gain if gain.known else None
+def _is_vague(found: Weighed, tolerance: float) -> bool:
+    """Whether the noise is known from too few independent parts."""
+    return found.local.fixed.num_parts < LEAST_PARTS and found.bias > _VAGUE * tolerance
+
+
+def _still_moves(state: GrowingState, found: Weighed) -> bool:
+    """Whether a correction on few draws, hence a cheap one, certainly moves a latent, and corrections get shorter."""
+    sure = found.gain.sds - NUM_ERRORS * found.gain.sds_error > _FINE and not _is_noise(found)
+    return sure and state.num_fresh <= 2 * _FEW and found.step.predicted < _SHRINKING * state.promised
+
+
+def _reported(gain: Gain, tolerance: float) -> Gain | None:
+    """The gain as news of a fit that goes on."""
+    return gain if gain.known and not gain.within(tolerance) else None
 
 
 def _with_error(gain: Gain, state: GrowingState) -> Gain:

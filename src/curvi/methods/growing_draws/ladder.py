@@ -16,6 +16,7 @@ from curvi.methods.base import FamilyRow, Problem
 from curvi.methods.growing_draws.state import GrowingState
 
 LARGEST = 500  # latents up to which full rank is chosen by default
+LARGEST_UNKNOWN = 64  # latents up to which it is tried where its gain cannot be predicted
 _GAIN, _WIDER = 0.05, 1.1  # nats, and a factor of an sd, from which it is
 _MEAN_FIELD, _FULL_RANK = "mean_field", "full_rank"
 
@@ -29,7 +30,7 @@ def looked_up(
 ) -> tuple[GrowingState, GrowingState | None]:
     """The state with the predicted gain of a full covariance, and that of a fit that goes on with one where it pays."""
     q = state.family
-    known = state.prediction.size > 0 or objective.dimension > LARGEST
+    known = _is_known(state) or objective.dimension > LARGEST
     if q.why_not_full_rank() is not None or (known and not _only_full_rank(problem)):
         return state, None
     expected = expected_hessian(local)
@@ -46,11 +47,27 @@ def looked_up(
     return state, None
 
 
+def tried(problem: Problem, objective: Objective, state: GrowingState) -> GrowingState | None:
+    """The state of a climb with a full covariance from a mean field that has converged, where what that gains cannot be
+    predicted: an indefinite expected precision often means that independent factors cannot follow the posterior.
+    """
+    if not undecided(problem, state) or state.family.noise_size > LARGEST_UNKNOWN:
+        return None
+    return _widened(objective, state, None)
+
+
 def undecided(problem: Problem, state: GrowingState) -> bool:
     """Whether a full covariance may still be chosen."""
     q = state.family
     may = _FULL_RANK in problem.families and q.why_not_full_rank() is None and q.reparameterised
-    return may and (_only_full_rank(problem) or (state.prediction.size == 0 and q.noise_size <= LARGEST))
+    if not may or _only_full_rank(problem):
+        return may
+    largest = LARGEST_UNKNOWN if state.prediction.size else LARGEST
+    return not _is_known(state) and q.noise_size <= largest
+
+
+def _is_known(state: GrowingState) -> bool:
+    return state.prediction.size > 0 and bool(np.all(np.isfinite(state.prediction)))
 
 
 def _only_full_rank(problem: Problem) -> bool:
@@ -99,7 +116,7 @@ def ladder(problem: Problem, state: GrowingState) -> tuple[FamilyRow, ...]:
     why_not = start.why_not_full_rank() if isinstance(start, FAMILIES[_MEAN_FIELD]) else None
     asked = len(problem.families) == 1
     size = start.noise_size
-    reason = _reason(found, why_not, size)
+    reason = _reason(found, why_not, size, wide)
     num_wide = q.num_params if wide else size * (size + 3) // 2
     why_narrow = "asked for" if asked and not wide else ("full rank is chosen" if wide else f"full rank: {reason}")
     why_wide = "asked for" if asked and wide else reason
@@ -113,12 +130,14 @@ def _name(q: Family) -> str:
     return next((name for name, kind in FAMILIES.items() if type(q) is kind), type(q).__name__)
 
 
-def _reason(found: PredictedGain, why_not: str | None, size: int) -> str:
+def _reason(found: PredictedGain, why_not: str | None, size: int, wide: bool) -> str:
     """What is known of a full covariance, in words."""
     if why_not is not None:
         return why_not
     if size > LARGEST:
         return f"{size:,} latents are more than {LARGEST}"
+    if wide and not found.known:
+        return "its gain is unknown: the expected precision of a mean field is not positive definite"
     if not found.known:
         return "unknown: the expected precision is not positive definite, or not known yet"
     if found.nats > _GAIN:

@@ -1,5 +1,6 @@
 """`curvi fit FILE.py:MODEL --data FILE`."""
 
+import dataclasses
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -23,7 +24,10 @@ def fit(
     data: DataOption = None,
     settings: SetOption = None,
     seed: Seed = 0,
-    tolerance: Annotated[float, typer.Option(help="Nats that may be left to gain.")] = 0.05,
+    tolerance: Annotated[
+        float | None, typer.Option(help="Nats that may be left to gain; by default 0.05, or a thousandth per latent.")
+    ] = None,
+    family: Annotated[str | None, typer.Option(help="Family of q by name; by default the one that pays.")] = None,
     num_steps: Annotated[int | None, typer.Option(help="Most steps.")] = None,
     num_starts: Annotated[int, typer.Option(help="Starts to try.")] = 1,
     output: Annotated[
@@ -48,6 +52,7 @@ def fit(
             target,
             key=jax.random.key(seed),
             tolerance=tolerance,
+            family=family,
             num_steps=num_steps,
             num_starts=num_starts,
             progress=progress and not (as_json and not sys.stderr.isatty()),
@@ -68,7 +73,7 @@ def fit(
 
 def as_record(result: curvi.Fit) -> dict:
     """A fit as a dict of numbers and strings."""
-    mean, sd = result.mean(), result.sd()
+    mean, sd, check = result.mean(), result.sd(), result.posterior_check
     return {
         "converged": result.converged,
         "outcome": result.outcome.name,
@@ -77,6 +82,19 @@ def as_record(result: curvi.Fit) -> dict:
         "elbo_se": result.elbo_se,
         "remaining_gain": result.remaining_gain,
         "remaining_gain_se": result.remaining_gain_se,
+        "remaining_sds": result.remaining_sds,
+        "remaining_sds_se": result.remaining_sds_se,
+        "posterior_check": {
+            "answer": check.answer,
+            "reasons": check.reasons,
+            "next": check.next,
+            "khat": check.khat,
+            "mean_error": check.mean_error,
+            "sd_error": check.sd_error,
+            "worst_factor": check.worst_factor,
+            "worst_at": check.worst_at,
+        },
+        "families": [dataclasses.asdict(row) for row in result.families],
         "num_steps": len(result.history),
         "num_log_density": result.counts.log_density,
         "num_gradient": result.counts.gradient,

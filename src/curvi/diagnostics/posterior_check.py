@@ -179,11 +179,11 @@ def _doubts(seen: _Seen, mean_error: float, sd_error: float, factor: float, at: 
     if off > MAX_FACTOR:
         # Weights underestimate it where few draws are effective.
         blind = seen.moments is not None and seen.response is None and not seen.reliable
-        size = f"a factor of {off:.2f} or more" if blind else f"up to a factor of {off:.3g}"
+        size = f"a factor of {off:.3g} or more" if blind else f"up to a factor of {off:.3g}"
         doubts.append(f"sds of q are too {small} by {size} ({at})")
     elif sd_error > MAX_SD:
         doubts.append(
-            f"sds of q are off by {100 * sd_error:.0f} % in the median, at {at} too {small} by a factor of {off:.2f}"
+            f"sds of q are off by {100 * sd_error:.0f} % in the median, at {at} too {small} by a factor of {off:.3g}"
         )
     if mean_error > MAX_MEAN:
         doubts.append(f"means are off by about {mean_error:.2g} posterior sds")
@@ -205,7 +205,7 @@ def _within(found: Reweighted, mean_error: float, sd_error: float, factor: float
     mean, percent = max(mean_error, float(mean), 0.005), max(100 * max(sd_error, float(sd)), 1.0)
     return (
         f"as importance weights see it, means are within about {mean:.2g} posterior sds, sds within {percent:.0f} % in "
-        f"the median and a factor of {max(factor, 1 / factor):.2f} at worst"
+        f"the median and a factor of {max(factor, 1 / factor):.3g} at worst"
     )
 
 

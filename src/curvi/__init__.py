@@ -20,6 +20,7 @@ from curvi.model.factored import FactoredTarget as FactoredTarget
 from curvi.model.minibatch import MinibatchTarget as MinibatchTarget
 from curvi.model.target import Target as Target
 from curvi.outcome import Outcome as Outcome
+from curvi.record.keeper import CheckpointError as CheckpointError
 from curvi.record.version import VERSION
 from curvi.results import Fit as Fit
 from curvi.results import load as load

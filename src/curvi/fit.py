@@ -1,6 +1,8 @@
 """The entry point: `fit` runs a method on a target until the remaining gain is certified to be small."""
 
 import dataclasses
+import os
+from pathlib import Path
 
 import equinox as eqx
 import jax
@@ -17,8 +19,9 @@ from curvi.model.target import AbstractTarget
 from curvi.outcome import Outcome
 from curvi.record.checkpoint import Checkpoint, check_key, same_key
 from curvi.record.clock import Clock
+from curvi.record.keeper import CheckpointError, Keeper, checked_path
 from curvi.record.progress import open_progress
-from curvi.results import Fit
+from curvi.results import Fit, load
 from curvi.run import Limits, Run
 
 
@@ -32,7 +35,9 @@ def fit(
     tolerance: float | None = None,
     progress: bool = True,
     num_starts: int = 1,
-    start: Fit | None = None,
+    start: Fit | str | os.PathLike | None = None,
+    checkpoint: str | os.PathLike | None = None,
+    checkpoint_seconds: float = 60.0,
     max_seconds: float | None = None,
     max_evaluations: int | None = None,
 ) -> Fit:
@@ -64,6 +69,11 @@ def fit(
     start
         A fit of this target to resume, as if it had never stopped: q and the ELBO after N steps and M more are bitwise
         identical to those after N + M. Key, family and method are those of that fit; `num_steps` counts further steps.
+        Or the file of one, as `fit.save` or `checkpoint` writes it; where that is the path of `checkpoint` and does not
+        exist yet, the fit begins with `key`, so that the same call serves the first time and every later one.
+    checkpoint, checkpoint_seconds
+        A file to which the fit is written every so many seconds, between two steps, and at its end. It is replaced in
+        one step: a process that is killed at any moment leaves the last one whole, for `start`.
     max_seconds, max_evaluations
         Limits on wall time, including compilation, and on evaluations of the model per draw (a Hessian-vector product
         counts as two). They end the fit between two steps; estimating the remaining gain then comes on top.
@@ -71,12 +81,16 @@ def fit(
     Returns
     -------
     A `Fit`. Numerical problems are reported in its outcome. Raises ValueError for invalid input or if no finite start
-    exists, and BlackBoxError if a black-box log density fails: its `fit` holds the fit so far.
+    exists; BlackBoxError if a black-box log density fails, and CheckpointError if the checkpoint cannot be written, for
+    want of space for example: their `fit` holds the fit so far.
     """
     if not isinstance(target, AbstractTarget):
         raise ValueError(
             f"target must be a curvi Target, MinibatchTarget or from_numpyro(model, ...); got {type(target).__name__}"
         )
+    kept_at = None if checkpoint is None else checked_path(checkpoint, checkpoint_seconds)
+    if isinstance(start, str | os.PathLike):
+        start = _opened(Path(start), target, kept_at, key)
     if start is not None:
         key, family, method, num_starts = _resumed(target, start, key, family, method, num_starts)
     _check_input(target, key, family, method, num_steps, tolerance, num_starts, max_seconds, max_evaluations)
@@ -111,8 +125,16 @@ def fit(
             run.counts = run.counts.plus(log_density=checks)
         else:
             run = Run.resume(method, problem, _rebound(start.checkpoint, target), clock, display)
+        if kept_at is not None:
+            write = lambda: _as_fit(run, Outcome.INTERRUPTED, tolerance, reason).save(kept_at)  # noqa: E731
+            run.keeper = Keeper(kept_at, checkpoint_seconds, write)
         outcome = run.until(limits, tolerance)
     found = _as_fit(run, outcome, tolerance, reason)
+    if kept_at is not None and run.failure is None:
+        try:
+            Keeper(kept_at, 0.0, lambda: found.save(kept_at)).keep()
+        except CheckpointError as error:
+            run.failure = error
     if run.failure is not None:
         run.failure.fit = found
         raise run.failure
@@ -130,11 +152,12 @@ def _first_q(target: AbstractTarget, families: tuple[str, ...]) -> Family:
 def _as_fit(run: Run, outcome: Outcome, tolerance: float, reason: str) -> Fit:
     """The `Fit` of a run."""
     q, copies, starts = run.q, run.gain.copies, getattr(run.state, "start_elbos", None)
+    elbo, elbo_se = run.known_elbo()
     return Fit(
         q=q,
         outcome=outcome,
-        elbo=run.elbo,
-        elbo_se=run.elbo_se,
+        elbo=elbo,
+        elbo_se=elbo_se,
         remaining_gain=run.gain.nats,
         remaining_gain_se=run.gain.error,
         history=run.history(),
@@ -153,10 +176,25 @@ def _as_fit(run: Run, outcome: Outcome, tolerance: float, reason: str) -> Fit:
     )
 
 
+def _opened(path: Path, target, kept_at: Path | None, key) -> Fit | None:
+    """The fit in a file; None where there is none yet, and the fit that is to begin will write it."""
+    if path.exists():
+        return load(path, target)
+    if key is not None and kept_at is not None and path.absolute() == kept_at.absolute():
+        return None
+    raise ValueError(
+        f"start: there is no file {path}. To begin with it, pass key= and checkpoint={str(path)!r} as well; otherwise "
+        "leave start out"
+    )
+
+
 def _resumed(target, start, key, family, method, num_starts) -> tuple:
     """Key, q, method and number of starts of a fit that is resumed; ValueError if they do not match."""
     if not isinstance(start, Fit):
-        raise ValueError(f"start must be a fit, as curvi.fit or curvi.load returns it; got {type(start).__name__}")
+        raise ValueError(
+            "start must be a fit, as curvi.fit or curvi.load returns it, or the path of its file; "
+            f"got {type(start).__name__}"
+        )
     if start.checkpoint is None:
         raise ValueError("start carries no state to resume from; family=start.q starts anew from its q")
     if family is not None or num_starts != 1:

@@ -20,6 +20,7 @@ from curvi.record.checkpoint import Checkpoint, Leaves
 from curvi.record.clock import Clock
 from curvi.record.counts import CallCounts
 from curvi.record.history import History, Row
+from curvi.record.keeper import CheckpointError, Keeper
 from curvi.record.progress import Progress
 
 _ADVANCE_SECONDS = 0.25  # target duration of an advance: limits and progress are updated in between
@@ -50,7 +51,8 @@ class Run(Generic[StateT]):
     gain: Gain = UNKNOWN
     elbo: float = float("nan")
     elbo_se: float = float("inf")
-    failure: BlackBoxError | None = None
+    failure: BlackBoxError | CheckpointError | None = None
+    keeper: Keeper | None = None
 
     @classmethod
     def begin(
@@ -83,12 +85,17 @@ class Run(Generic[StateT]):
             outcome = Outcome.INTERRUPTED
         except BlackBoxError as error:
             self.failure, outcome = error, Outcome.MODEL_FAILED
+        except CheckpointError as error:
+            self.failure, outcome = error, Outcome.INTERRUPTED
         finally:
             self.problem.target.close()
-        if np.isnan(self.elbo) and self.rows:
-            # Interrupted before the ELBO on fresh draws: use the estimate of the last step.
-            self.elbo, self.elbo_se = float(self.rows[-1]["elbo"]), float(self.rows[-1]["elbo_se"])
         return outcome
+
+    def known_elbo(self) -> tuple[float, float]:
+        """The ELBO and its standard error; before that on fresh draws, the estimate of the last step."""
+        if np.isnan(self.elbo) and self.rows:
+            return float(self.rows[-1]["elbo"]), float(self.rows[-1]["elbo_se"])
+        return self.elbo, self.elbo_se
 
     def _advance(self, limits: Limits, tolerance: float) -> Outcome:
         taken, size = 0, 1
@@ -114,6 +121,8 @@ class Run(Generic[StateT]):
                 self.gain = dataclasses.replace(UNKNOWN, copies=self.gain.copies)  # the old gain is of another q
             if news.outcome is not None:
                 return news.outcome
+            if self.keeper is not None:
+                self.keeper.keep_if_due()
             passed = time.perf_counter() - before
             size = int(np.clip(size * _ADVANCE_SECONDS / max(passed, 1e-3), 1, min(2 * size, _MOST_STEPS)))
 

@@ -60,7 +60,7 @@ class MissingTarget(AbstractTarget):
 
 
 def save(fit: "Fit", path) -> None:
-    """Write a fit to `path` atomically."""
+    """Write a fit to `path`: to a new file, flushed to the disk, which then takes the place of the old one."""
     arrays: list[np.ndarray] = []
     text = json.dumps(_describe(fit, arrays), allow_nan=False, indent=1)
     members = {_TEXT: text.encode(), **{_array_name(i): _array_bytes(array) for i, array in enumerate(arrays)}}
@@ -71,6 +71,9 @@ def save(fit: "Fit", path) -> None:
             for name, content in members.items():
                 archive.writestr(name, content)
             archive.writestr(_CHECKSUM, _checksum(members))
+            archive.close()
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)

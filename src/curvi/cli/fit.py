@@ -33,6 +33,9 @@ def fit(
     output: Annotated[
         Path | None, typer.Option(help="Save the fit to this file, for curvi report and curvi.load.")
     ] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="Write the fit here every minute, and go on from it where it exists.")
+    ] = None,
     page: Annotated[Path | None, typer.Option("--report", help="Write an HTML report to this file.")] = None,
     float32: Float32Option = False,
     cache: Cache = None,
@@ -42,7 +45,7 @@ def fit(
 ) -> None:
     """Fit a model; exit with 0 if the fit converged, with 3 if it did not."""
     with explained(traceback, as_json):
-        for path in (output, page):
+        for path in (output, page, checkpoint):
             check_folder(path)
         use_cache(cache)
         target, remarks = read_target(model, data, settings, float32)
@@ -52,9 +55,11 @@ def fit(
             target,
             key=jax.random.key(seed),
             tolerance=tolerance,
-            family=family,
+            family=family if checkpoint is None or not checkpoint.exists() else None,
             num_steps=num_steps,
-            num_starts=num_starts,
+            num_starts=num_starts if checkpoint is None or not checkpoint.exists() else 1,
+            start=checkpoint,
+            checkpoint=checkpoint,
             progress=progress and not (as_json and not sys.stderr.isatty()),
         )
         if output is not None:

@@ -62,7 +62,10 @@ class Objective:
     def noise(self, before, stream, num_draws: int, num_parts: int = 2, match=True, correct=True) -> FixedNoise:
         """Fresh noise (`NoiseSource.draw`), with the expansion as control variate if `correct`."""
         excess, path, expansion = None, self.path, self.expansion
-        if correct and self.corrects and expansion is not None and isinstance(path, HostPath):
+        # With as many pairs as dimensions in each part the excess is rounding, which a resumed run would not repeat.
+        matched = match is True and not self.source.target.minibatched
+        exact = matched and num_draws >= 2 * self.dimension * num_parts
+        if correct and not exact and self.corrects and expansion is not None and isinstance(path, HostPath):
             excess = lambda values: Excess(path, expansion.hessian, values)  # noqa: E731
         return self.source.draw(before, stream, num_draws, num_parts, match, excess)
 

@@ -25,6 +25,7 @@ from curvi.estimate import (
     ScalarControl,
     Sobol,
     Stein,
+    Stratified,
 )
 from curvi.estimate.draws import SOBOL_DIMENSIONS
 from curvi.solve import CG, Dense, LiSSA, ShermanMorrison, Woodbury
@@ -32,6 +33,7 @@ from curvi.solve import CG, Dense, LiSSA, ShermanMorrison, Woodbury
 NUM_REPLICATES = 4000
 
 DRAWS = {"independent": Independent(), "antithetic": Antithetic(), "sobol": Sobol(num_scrambles=2)}
+DRAWS["stratified"] = Stratified(num_designs=2)
 CONTROLS = {"scalar": ScalarControl(), "parameter": ParameterControl(), "matrix": MatrixControl()}
 
 ESTIMATORS = {

@@ -28,6 +28,7 @@ from curvi.methods import (
     PooledRegression,
     SchemeI,
     SchemeII,
+    StreamedNewton,
 )
 from curvi.methods.base import Problem
 
@@ -62,6 +63,7 @@ ROWS = {
     "Scheme II": (SchemeII(), valley, 6),
     "Hessian-free": (HessianFree(Pathwise(16)), valley, 9),
     "L-BFGS": (LBFGS(32), valley, 9),
+    "streamed Newton": (StreamedNewton(first_draws=16, fresh_draws=64, max_draws=64), valley, 12),
 }
 SLOW = ("Algorithm 0", "Scheme II", "Hessian-free", "L-BFGS", "natural gradient")
 EVERY = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in ROWS]
@@ -184,7 +186,7 @@ def test_the_remaining_gain_of_the_history_is_one_thing(name):
     methods that know a gradient or a prediction alone put it into its own column.
     """
     history = whole(name).history
-    first_order = isinstance(ROWS[name][0], BBVI | LBFGS | NaturalGradient | GrowingDraws)
+    first_order = isinstance(ROWS[name][0], BBVI | LBFGS | NaturalGradient | GrowingDraws | StreamedNewton)
     assert np.all(np.isnan(history.remaining_gain)) == first_order
     if not first_order:
         known = np.isfinite(history.remaining_gain)

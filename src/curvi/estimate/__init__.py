@@ -13,3 +13,4 @@ from curvi.estimate.regression import SecondOrderRegression as SecondOrderRegres
 from curvi.estimate.score import AnchoredScore as AnchoredScore
 from curvi.estimate.score import PaperScore as PaperScore
 from curvi.estimate.stein import Stein as Stein
+from curvi.estimate.strata import Stratified as Stratified

@@ -16,3 +16,4 @@ from curvi.methods.scheme_i import SchemeI as SchemeI
 from curvi.methods.scheme_ii import SchemeII as SchemeII
 from curvi.methods.second_order import Safeguard as Safeguard
 from curvi.methods.stepwise import StepMethod as StepMethod
+from curvi.methods.streamed_newton import StreamedNewton as StreamedNewton

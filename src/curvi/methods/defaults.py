@@ -3,18 +3,24 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+import jax
+
 from curvi.family import Family
+from curvi.family.on_device import normal_on_device
 from curvi.methods.base import Method, Problem
 from curvi.methods.growing_draws import GrowingDraws
 from curvi.methods.plate_regression import PlateRegression
 from curvi.methods.pooled_regression import PooledRegression
 from curvi.methods.scheme_i import SchemeI
+from curvi.methods.streamed_newton import StreamedNewton
 from curvi.model.factored import FactoredTarget
 
 # Least squares on all scores needs more draws than parameters, and its time grows like the cube of their number.
 MAX_PARAMS_REGRESSION = 512
 # Number of parameters of discrete latents beyond which the noise of the score curvature is too large.
 MAX_SCORE_PARAMS = 24
+# Latents from which a loop on the host and stored draws cost more than compiling programs that need neither.
+MANY_LATENTS = {"cpu": 2048, "gpu": 1024, "tpu": 1024}
 
 
 class Default(NamedTuple):
@@ -42,6 +48,14 @@ def _derivatives_help(problem: Problem) -> bool:
     return target.order >= 1 and bool(followed) and set(q.latents_without_path) <= discrete
 
 
+def _many(problem: Problem) -> bool:
+    """Whether a mean field of normal factors has so many latents that draws are better made than stored."""
+    target, q = problem.target, problem.q
+    asked = problem.families == ("full_rank",) or problem.num_starts > 1 or target.minibatched
+    many = q.noise_size >= MANY_LATENTS.get(jax.default_backend(), 1024)
+    return many and not asked and target.order >= 2 and normal_on_device(q)
+
+
 def _few(q: Family) -> bool:
     return q.num_params <= MAX_PARAMS_REGRESSION
 
@@ -52,6 +66,12 @@ DEFAULTS: tuple[Default, ...] = (
         _plates,
         PlateRegression,
         "discrete latents belong to the rows of a plate: their best q is known in closed form given the other latents",
+    ),
+    Default(
+        "derivatives, many latents",
+        _many,
+        StreamedNewton,
+        "many latents with two derivatives: Newton's method on the device, on draws that are made where they are used",
     ),
     Default(
         "derivatives",

@@ -50,9 +50,9 @@ def fit(
     key
         A key from `jax.random.key(seed)`. The same key and inputs give bitwise identical results.
     family
-        "mean_field" or "full_rank"; or an instance, which also says where to start and is never replaced:
-        `MeanField(target)`, `FullRank(target)`, or the q of another fit. By default a mean field, and from it full rank
-        where a full covariance pays (`fit.families` says why): up to 500 continuous latents.
+        "mean_field", "full_rank" or "bordered"; or an instance, which also says where to start and is never replaced:
+        `MeanField(target)`, `Bordered(target, blocks)`, or the q of another fit. By default a mean field, and from it
+        full rank where a full covariance pays (`fit.families` says why): up to 500 continuous latents.
     method
         One of `curvi.methods`; by default the first row of `curvi.methods.DEFAULTS` that applies: Newton on growing
         draws for differentiable targets, regression on pooled draws where only values are available.
@@ -142,7 +142,9 @@ def fit(
 
 
 def _first_q(target: AbstractTarget, families: tuple[str, ...]) -> Family:
-    """The q to start from: a mean field, from which others start, unless another family was asked for and cannot."""
+    """The q to start from: a mean field, from which a full covariance starts, unless another family was asked for."""
+    if len(families) == 1 and families[0] not in ("mean_field", "full_rank"):
+        return FAMILIES[families[0]](target)
     q = MeanField(target)
     if families == ("full_rank",) and (q.why_not_full_rank() is not None or not q.reparameterised):
         return FullRank(target)

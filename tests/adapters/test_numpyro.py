@@ -17,7 +17,7 @@ from numpyro.contrib.control_flow import scan
 from numpyro.distributions import biject_to, constraints
 from numpyro.infer import util
 
-from curvi import MeanField, MinibatchTarget, fit
+from curvi import Bordered, MeanField, MinibatchTarget, fit
 from curvi.adapters import from_numpyro
 from curvi.adapters.numpyro.starts import known_start
 from curvi.model.minibatch import check_scale
@@ -562,3 +562,26 @@ def test_validation_switch_is_left_as_it_was():
         with numpyro.validation_enabled(setting):
             from_numpyro(lambda: numpyro.sample("x", dist.Normal(0.0, 1.0)))
             assert dist.Normal(0.0, 1.0)._validate_args == setting
+
+
+def test_plates_give_blocks():
+    """Nested and crossed plates: latents by the axis of their plate; small sets of blocks are global."""
+
+    def model():
+        numpyro.sample("scale", dist.HalfNormal(1))
+        with numpyro.plate("student", 40):
+            numpyro.sample("ability", dist.Normal(0, 1))
+            numpyro.sample("shares", dist.Dirichlet(jnp.ones(3)))
+        with numpyro.plate("item", 8):
+            numpyro.sample("easiness", dist.Normal(0, 1))
+        items, schools = numpyro.plate("part", 2, dim=-2), numpyro.plate("school", 30, dim=-1)
+        with items, schools:
+            numpyro.sample("effect", dist.Normal(0, 1))
+
+    target = from_numpyro(model)
+    assert target.origin.plates["school"] == {"effect": 1}
+    assert target.origin.plates["student"] == {"ability": 0, "shares": 0}
+    q = Bordered(target)
+    sets = {one.name: (one.count, one.size) for one in q.arrow.sets}
+    assert sets == {"student": (40, 3), "school": (30, 2)} and q.arrow.num_global == 9
+    assert Bordered(target, {"student": "ability"}).arrow.num_global == 1 + 80 + 8 + 60

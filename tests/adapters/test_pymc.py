@@ -322,3 +322,16 @@ assert not jax.config.jax_enable_x64 and target.dtype == "float32" == value.dtyp
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
+
+
+def test_dims_give_blocks():
+    with pm.Model(coords={"school": range(8), "year": range(3)}) as model:
+        spread = pm.HalfNormal("spread")
+        pm.Normal("level", 0, spread, dims="school")
+        pm.Normal("change", 0, 1, dims=("year", "school"))
+        pm.Normal("apart", 0, 1, shape=2)
+    target = curvi.from_pymc(model)
+    assert target.origin.plates == {"school": {"level": 0, "change": 1}, "year": {"change": 0}}
+    q = curvi.Bordered(target)
+    assert [(one.name, one.count, one.size) for one in q.arrow.sets] == [("school", 8, 4)]
+    assert q.arrow.num_global == 3

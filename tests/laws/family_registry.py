@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import constraints
 
-from curvi import FullRank, MeanField, Target, factors
+from curvi import Bordered, FullRank, MeanField, Target, factors
 from curvi.family import Family
 from curvi.family.triangular_path import TriangularPath
 
@@ -67,6 +67,29 @@ def mixed(order=2, dtype=float) -> Target:
     init = {"bit": np.array(0), "x": np.zeros(2, dtype), "kind": np.array(1), "s": np.array(1.0, dtype)}
     supports = {"bit": constraints.boolean, "kind": constraints.integer_interval(0, 2), "s": constraints.positive}
     return Target(log_density, init, supports, order=order)
+
+
+def grouped(order=2, dtype=float) -> Target:
+    """Two blocks of two coordinates each, and a positive scale."""
+
+    def log_density(t):
+        apart = t["a"] - 0.4 * t["b"]
+        own = -jnp.sum(t["s"] * apart**2) - 0.5 * jnp.sum(t["b"] ** 2) - 0.2 * jnp.sum(t["b"] ** 3 / (1 + t["b"] ** 2))
+        return own + 3 * jnp.log(t["s"]) - 2 * t["s"]
+
+    init = {"a": np.zeros(2, dtype), "s": np.ones((), dtype), "b": np.zeros(2, dtype)}
+    return Target(log_density, init, {"s": constraints.positive}, order=order)
+
+
+def crossed(order=2, dtype=float) -> Target:
+    """The columns of a matrix as blocks, and points of simplexes as blocks of another set, beside one number."""
+
+    def log_density(t):
+        ties = t["w"].sum() * t["u"] - 0.3 * t["w"][0] @ t["p"][0, :2]
+        return -jnp.sum(t["w"] ** 2) + 0.4 * ties - t["u"] ** 2 + 2 * jnp.sum(jnp.log(t["p"]))
+
+    init = {"w": np.zeros((1, 2), dtype), "p": np.full((1, 3), 1 / 3, dtype), "u": np.zeros((), dtype)}
+    return Target(log_density, init, {"p": constraints.simplex}, order=order)
 
 
 def several_kinds() -> Target:
@@ -169,6 +192,18 @@ def _kinds(target):
     return MeanField(target, {"s": factors.Gamma(), "share": factors.Beta()})
 
 
+def _in_blocks(target):
+    return Bordered(target, {"group": ["a", "b"]})
+
+
+def _crossed(target):
+    return Bordered(target, {"column": {"w": 1}, "row": "p"})
+
+
+def _pairs(target):
+    return Bordered(target, {"each": "x"})
+
+
 DIAGONAL = np.diag([0.5, 1.0, 4.0, 20.0])
 FAMILIES = {
     "mean field": Row(MeanField, gaussian, gaussian=DIAGONAL, unit_step=unit_natural_step),
@@ -183,4 +218,8 @@ FAMILIES = {
     "full rank, shapes": Row(FullRank, shaped),
     "full rank, one dimension": Row(FullRank, line, num_nodes=40),
     "full rank, discrete": Row(FullRank, mixed, num_nodes=16, values=(2, 3)),
+    "bordered": Row(_in_blocks, grouped),
+    "bordered, crossed": Row(_crossed, crossed),
+    "bordered, constrained": Row(_pairs, skewed, num_nodes=24),
+    "bordered, discrete": Row(_pairs, mixed, num_nodes=16, values=(2, 3)),
 }

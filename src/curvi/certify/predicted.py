@@ -13,7 +13,7 @@ import dataclasses
 import numpy as np
 
 from curvi.estimate.fixed_draws.local import FixedDrawsModel
-from curvi.family.path import HostPath
+from curvi.family.path import ExpandablePath
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +33,7 @@ def expected_hessian(local: FixedDrawsModel) -> ExpectedHessian | None:
     """
     path, fixed = local.curvature.objective.path, local.fixed
     slopes = local.kept()
-    if slopes is None or not isinstance(path, HostPath):
+    if slopes is None or not isinstance(path, ExpandablePath):
         return None
     count = len(slopes) // 4 * 4
     hessian = None if fixed.excess is None else fixed.excess.hessian

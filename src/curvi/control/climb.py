@@ -16,6 +16,7 @@ from curvi.descent.newton import trust_region_step
 from curvi.estimate.fixed_draws.local import FixedDrawsModel
 from curvi.estimate.fixed_draws.objective import Objective
 from curvi.family.normal_path import NormalPath
+from curvi.family.path import HostPath
 from curvi.solve.truncated_cg import HOST
 
 _RESIDUAL, _LEAST_RESIDUAL = 0.2, 1e-3
@@ -115,19 +116,13 @@ def fixed_point_step(objective: Objective, local: FixedDrawsModel, radius: float
     `gain_tolerance` nats.
     """
     path = objective.path
-    slope, bend = path.whitened(local.params, local.slope)  # pyright: ignore[reportAttributeAccessIssue]
-    values, vectors = np.linalg.eigh(bend)
-    along = vectors.T @ slope
-    definite = bool(values[0] > objective.resolution**0.5 * values[-1])
-    values = values if definite else np.maximum(values, _LEAST_BEND)
-    # The gain of the quadratic ln p with this slope and bend.
-    predicted = float(along @ (along / values) + np.sum(values - 1 - np.log(values))) / 2
+    assert isinstance(path, HostPath)
+    found = path.fixed_point(local.params, local.slope, _LEAST_BEND, objective.resolution)
+    if found is None:
+        return Climbed(local, radius, np.inf, False, 0, None)
+    predicted, definite, at = found
     for share in _SHARES:
-        precision = (1 - share) + share * values
-        trial_params = path.rescaled(  # pyright: ignore[reportAttributeAccessIssue]
-            local.params, vectors @ (share * along / precision), (vectors / precision) @ vectors.T
-        )
-        trial = objective(trial_params, local.fixed)
+        trial = objective(at(share), local.fixed)
         gained = trial.value - local.value
         rounding = 20 * objective.resolution * (abs(trial.value) + 1)
         if trial.finite() and gained > -rounding * (predicted < rounding) and not objective.misled(trial):

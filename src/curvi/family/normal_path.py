@@ -6,14 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from curvi.family.path import HostPath
+from curvi.family.path import ExpandablePath
 
 _LARGEST_STORED = 2048  # dimensions up to which the matrix of a control variate is stored
 _LEAST_SQUARED = 1e-6
 _ENTROPY = 0.5 * (1 + np.log(2 * np.pi))  # of a standard normal
 
 
-class NormalPath(HostPath):
+class NormalPath(ExpandablePath):
     """A product of n normal factors with parameters (mean, ln scale) interleaved: x = mean + scale * e."""
 
     def __init__(self, num_factors: int):

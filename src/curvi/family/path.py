@@ -11,11 +11,13 @@ distribution: `curvi.family.normal_path`, `curvi.family.triangular_path`.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, TypeVar
 
 import jax
 import numpy as np
 from jaxtyping import Array, Float
+
+from curvi.family.matching import matched_columns
 
 if TYPE_CHECKING:
     from curvi.family.base import DrawT, Family
@@ -115,12 +117,29 @@ def _value(q: "Family", log_joint: LogJoint, e: Array) -> Callable[[Array], Arra
     return value
 
 
+class FixedPoint(NamedTuple):
+    """A step of the fixed point precision <- E_q[-Hessian], mean <- mean + covariance E_q[gradient].
+
+    Attributes
+    ----------
+    predicted
+        The gain of a whole step in nats if ln p is quadratic.
+    definite
+        Whether the expected precision is positive definite as it is.
+    at
+        The parameters after a share of the step.
+    """
+
+    predicted: float
+    definite: bool
+    at: Callable[[float], np.ndarray]
+
+
 class HostPath(Path):
     """A path of a normal distribution: the host knows its entropy and its Fisher information."""
 
     known_to_host: ClassVar[bool] = True
-    # Whether `whitened` and `rescaled` give steps of a fixed point (`curvi.control.climb`).
-    has_fixed_point: ClassVar[bool] = False
+    has_fixed_point: ClassVar[bool] = False  # whether there is a `fixed_point`
     size: int  # number of latents
 
     @abstractmethod
@@ -152,7 +171,35 @@ class HostPath(Path):
         """The size of a step for each latent: the move of its mean in sds of q, and sqrt 2 times that of its ln sd."""
         return step / self.spreads(params)
 
-    # -- the second-order control variate (`curvi.estimate.fixed_draws.expansion`) ------------------------------------
+    @abstractmethod
+    def sds(self, params: np.ndarray) -> np.ndarray:
+        """The marginal sds of q."""
+
+    # -- the noise, and the fixed point -------------------------------------------------------------------------------
+
+    @property
+    def moment_size(self) -> int:
+        """The number of mirrored pairs whose matched noise averages exactly every quadratic that q can follow."""
+        return self.size
+
+    def match(self, half: np.ndarray) -> np.ndarray:
+        """One half of mirrored noise (pairs, columns), with the right second moments as far as pairs suffice."""
+        return matched_columns(half)
+
+    def fixed_point(self, params: np.ndarray, slope: np.ndarray, least: float, resolution: float) -> FixedPoint | None:
+        """The step given the gradient of the mean of ln p in the coordinates, by Stein's identity. Where the expected
+        precision is not definite, with gradients exact to `resolution`, its whitened eigenvalues are raised to
+        `least`, or there is no step.
+        """
+        return None
+
+    def symmetrised(self, params: np.ndarray, slope: np.ndarray) -> np.ndarray:
+        """A gradient in the coordinates with the symmetry that its expectation has."""
+        return slope
+
+
+class ExpandablePath(HostPath):
+    """A path of few enough dimensions for the second-order control variate (`curvi.estimate.fixed_draws.expansion`)."""
 
     @abstractmethod
     def excess(self, hessian: np.ndarray, noise: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
@@ -171,16 +218,8 @@ class HostPath(Path):
         """The direction of the coordinates in which each draw moves along its own noise."""
 
     @abstractmethod
-    def sds(self, params: np.ndarray) -> np.ndarray:
-        """The marginal sds of q."""
-
-    @abstractmethod
     def scale_matrix(self, params: np.ndarray) -> np.ndarray:
         """L, with draws m + L e."""
-
-    def symmetrised(self, params: np.ndarray, slope: np.ndarray) -> np.ndarray:
-        """A gradient in the coordinates with the symmetry that its expectation has."""
-        return slope
 
     def expected_hessian(self, params: np.ndarray, slope: np.ndarray) -> np.ndarray | None:
         """E_q[Hessian of ln p] by Stein's identity, where the gradient in the coordinates determines it."""

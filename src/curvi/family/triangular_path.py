@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from curvi.family.path import HostPath
+from curvi.family.path import ExpandablePath, FixedPoint
 
 _LOG_2PI = float(np.log(2 * np.pi))
 
@@ -32,7 +32,7 @@ class TriangularRoot:
         return np.concatenate([self.factor @ v[:size], np.diag(a), moved[rows, columns]])
 
 
-class TriangularPath(HostPath):
+class TriangularPath(ExpandablePath):
     """x = m + L e: coordinates are m and L row by row."""
 
     has_fixed_point: ClassVar[bool] = True
@@ -198,7 +198,21 @@ class TriangularPath(HostPath):
         bend = factor.T @ slope[self.size :].reshape(self.size, self.size)
         return np.concatenate([slope[: self.size], np.linalg.solve(factor.T, (bend + bend.T) / 2).ravel()])
 
-    def rescaled(self, params: np.ndarray, shift: np.ndarray, covariance: np.ndarray) -> np.ndarray:
+    def fixed_point(self, params, slope, least, resolution):
+        gradient, bend = self.whitened(params, slope)
+        values, vectors = np.linalg.eigh(bend)
+        along = vectors.T @ gradient
+        definite = bool(values[0] > resolution**0.5 * values[-1])
+        values = values if definite else np.maximum(values, least)
+        predicted = float(along @ (along / values) + np.sum(values - 1 - np.log(values))) / 2
+
+        def at(share: float) -> np.ndarray:
+            precision = (1 - share) + share * values
+            return self._rescaled(params, vectors @ (share * along / precision), (vectors / precision) @ vectors.T)
+
+        return FixedPoint(predicted, definite, at)
+
+    def _rescaled(self, params: np.ndarray, shift: np.ndarray, covariance: np.ndarray) -> np.ndarray:
         """Parameters of the q whose mean and covariance are these in coordinates where q is standard normal."""
         factor = self.factor(params)
         try:

@@ -20,14 +20,9 @@ def full_rank_params(dimension: int) -> int:
 
 def why_not_full_rank(layout: Layout, max_params: int | None = None) -> str | None:
     """Why a factorised q of this layout has no full-rank q that equals it, as a sentence; None if it has one."""
+    if (why := why_not_joint(layout, "FullRank")) is not None:
+        return why
     continuous = [slot for slot in layout.slots if not slot.latent.discrete]
-    if others := [slot.latent.name for slot in continuous if not isinstance(layout.factor_of(slot), Normal)]:
-        return (
-            f"FullRank is a joint normal of the continuous latents; the factors of {', '.join(others)} are not Normal"
-        )
-    if not continuous:
-        names = ", ".join(latent.name for latent in layout.latents)
-        return f"FullRank needs a continuous latent, and {names} are discrete; use MeanField"
     beside_discrete = len(continuous) < len(layout.slots)
     return _over_budget(sum(slot.count for slot in continuous), beside_discrete, max_params)
 
@@ -50,17 +45,41 @@ def _over_budget(dimension: int, beside_discrete: bool, max_params: int | None) 
 def widened(layout: Layout, params: np.ndarray, max_params: int | None = None) -> tuple[Layout, np.ndarray]:
     """The layout and parameters of the full-rank q that equals a factorised one; ValueError where there is none.
 
-    The group of normal factors comes first. Its parameters become means, logarithms of the factor's diagonal, and the
-    strict lower triangle, which is zero.
+    The parameters of the normal factors become means, logarithms of the factor's diagonal, and the strict lower
+    triangle, which is zero.
     """
     if (why := why_not_full_rank(layout, max_params)) is not None:
         raise ValueError(why)
+    layout, parts = normal_first(layout, params)
+    num_below = full_rank_params(layout.counts[0]) - 2 * layout.counts[0]
+    return layout, with_zeros(parts, num_below)
+
+
+def normal_first(layout: Layout, params: np.ndarray) -> tuple[Layout, list[np.ndarray]]:
+    """The layout with the group of normal factors first; their means and ln scales, and the parameters of the rest."""
     normal = next(i for i, factor in enumerate(layout.factors) if isinstance(factor, Normal))
     order = [normal, *(i for i in range(len(layout.factors)) if i != normal)]
     parts = np.split(params, np.cumsum([factor.num_params * n for factor, n in layout.groups])[:-1])
-    mean, log_scale = parts[normal].reshape(-1, 2).T
-    below = np.zeros(full_rank_params(len(mean)) - 2 * len(mean), params.dtype)
     slots = tuple(dataclasses.replace(slot, group=order.index(slot.group)) for slot in layout.slots)
     factors, counts = tuple(layout.factors[i] for i in order), tuple(layout.counts[i] for i in order)
-    whole = np.concatenate([mean, log_scale, below, *(parts[i] for i in order[1:])])
-    return Layout(factors, counts, slots), whole
+    mean, log_scale = parts[normal].reshape(-1, 2).T
+    return Layout(factors, counts, slots), [mean, log_scale, *(parts[i] for i in order[1:])]
+
+
+def with_zeros(parts: list[np.ndarray], count: int) -> np.ndarray:
+    """The parts joined, with so many zeros after means and ln scales."""
+    mean, log_scale, *rest = parts
+    return np.concatenate([mean, log_scale, np.zeros(count, mean.dtype), *rest])
+
+
+def why_not_joint(layout: Layout, name: str) -> str | None:
+    """Why a factorised q of this layout cannot become a joint normal of continuous latents, as a sentence; None if it
+    can.
+    """
+    continuous = [slot for slot in layout.slots if not slot.latent.discrete]
+    if others := [slot.latent.name for slot in continuous if not isinstance(layout.factor_of(slot), Normal)]:
+        return f"{name} is a joint normal of the continuous latents; the factors of {', '.join(others)} are not Normal"
+    if not continuous:
+        names = ", ".join(latent.name for latent in layout.latents)
+        return f"{name} needs a continuous latent, and {names} are discrete; use MeanField"
+    return None

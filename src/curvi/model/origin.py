@@ -16,6 +16,8 @@ class Origin:
         Observations by name.
     dims, coords
         Names of the axes of latents and outputs, and the labels along them, as ArviZ takes them.
+    plates
+        For each plate or named axis of latents, the position of that axis in each of its latents.
     predict
         Takes a key and a dict of draws with a leading axis; returns groups of arrays by name with the same axis,
         "posterior_predictive" and "log_likelihood".
@@ -25,6 +27,7 @@ class Origin:
     dims: Mapping[str, list[str]] = dataclasses.field(default_factory=dict)
     coords: Mapping[str, object] = dataclasses.field(default_factory=dict)
     predict: Callable | None = None
+    plates: Mapping[str, Mapping[str, int]] = dataclasses.field(default_factory=dict)
 
 
 def origin_of(target) -> Origin:

@@ -27,7 +27,7 @@ from numpyro.distributions import biject_to, constraints
 from numpyro.infer.util import compute_log_probs
 
 from curvi.adapters.numpyro.origin import numpyro_origin
-from curvi.adapters.numpyro.plates import factored_target, has_rows
+from curvi.adapters.numpyro.plates import add_axes, factored_target, has_rows
 from curvi.adapters.numpyro.rows import OnRow, Subsample, find_subsample, is_within
 from curvi.adapters.numpyro.starts import known_start
 from curvi.model import support as supports_of
@@ -102,7 +102,7 @@ def from_numpyro(
             outputs=outputs,
         )
     observed = {name: value for name, _, _, value in sites.samples if value is not None and not _is_traced(value)}
-    origin = numpyro_origin(model, args, kwargs, [latent.name for latent in sites.latents], observed)
+    origin = numpyro_origin(model, args, kwargs, [latent.name for latent in sites.latents], observed, sites.plates)
     more = {"outputs": outputs, "origin": origin}
     candidates = [latent.name for latent in sites.latents if latent.has_rows]
     factored = factored_target(lambda theta: log_probs(model, theta, False), init, supports, candidates, **more)
@@ -133,15 +133,14 @@ class _Sites:
     program: ClosedJaxpr
     latents: list[_Latent]
     deterministic: list[str]
-    samples: list[tuple]
-    """Name, distribution, support and observed value (None for a latent) of every sample site."""
-    validate: bool
-    """Whether only the running model can tell if an observation lies in its support."""
+    samples: list[tuple]  # name, distribution, support, observed value (None for a latent) of every sample site
+    validate: bool  # whether only the running model can tell if an observation lies in its support
     subsample: Subsample | None
+    plates: dict[str, dict[str, int]]  # for each, the axis of each latent inside
 
 
 def _read(model, args, kwargs) -> _Sites:
-    latents, deterministic, samples, plates = [], [], [], []
+    latents, deterministic, samples, plates, axes = [], [], [], [], {}
 
     def run():
         out = []
@@ -159,6 +158,7 @@ def _read(model, args, kwargs) -> _Sites:
                     leaves = jax.tree.leaves(support)
                     places = range(len(out) + 1, len(out) + 1 + len(leaves))
                     shape = jnp.shape(value)
+                    add_axes(axes, name, site, shape)
                     latents.append(_Latent(name, shape, support, len(out), places, has_rows(site, shape)))
                     out += [value, *leaves]
         return out
@@ -168,7 +168,7 @@ def _read(model, args, kwargs) -> _Sites:
         value is not None and _is_traced((value, support)) and not supports_of.is_real(support)
         for _, _, support, value in samples
     )
-    return _Sites(program, latents, deterministic, samples, validate, plates[0])
+    return _Sites(program, latents, deterministic, samples, validate, plates[0], axes)
 
 
 def _trace(model, args, kwargs):

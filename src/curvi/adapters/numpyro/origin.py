@@ -17,7 +17,7 @@ class _Unobserved(Messenger):
             msg["is_observed"], msg["value"] = False, None
 
 
-def numpyro_origin(model, args, kwargs, latents, observed) -> Origin:
+def numpyro_origin(model, args, kwargs, latents, observed, plates) -> Origin:
     """The origin of a target.
 
     Parameters
@@ -28,6 +28,8 @@ def numpyro_origin(model, args, kwargs, latents, observed) -> Origin:
         Names of its latent sites.
     observed
         Observations by name; those of `factor` sites are empty, and left out.
+    plates
+        For each plate, the axis of each latent inside.
     """
     data = {name: np.asarray(value) for name, value in observed.items() if np.size(value)}
 
@@ -43,4 +45,4 @@ def numpyro_origin(model, args, kwargs, latents, observed) -> Origin:
         groups = {"posterior_predictive": predicted, "log_likelihood": {name: terms[name] for name in data}}
         return jax.tree.map(np.asarray, groups)
 
-    return Origin(observed_data=data, predict=predict)
+    return Origin(observed_data=data, predict=predict, plates=plates)

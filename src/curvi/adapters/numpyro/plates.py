@@ -24,6 +24,15 @@ def has_rows(site, shape) -> bool:
     return len(frames) == 1 and frames[0].dim == -1 and shape == (frames[0].size,) and frames[0].size > 1
 
 
+def add_axes(plates: dict[str, dict[str, int]], name: str, site, shape) -> None:
+    """Note the axis of a latent for each plate around it, where it has one entry per row."""
+    num_batch = len(shape) - site["fn"].event_dim
+    for frame in site["cond_indep_stack"]:
+        axis = num_batch + frame.dim
+        if axis >= 0 and shape[axis] == frame.size > 1:
+            plates.setdefault(frame.name, {})[name] = axis
+
+
 def factored_target(
     log_probs: Callable,
     init: dict,

@@ -38,7 +38,17 @@ def pymc_origin(model, names, inputs, terms, predictions) -> Origin:
             "log_likelihood": dict(zip(observed, map(np.asarray, likelihood))),
         }
 
-    return Origin(observed, dims, coords, predict)
+    return Origin(observed, dims, coords, predict, _plates(names, model.named_vars_to_dims))
+
+
+def _plates(names, dims) -> dict[str, dict[str, int]]:
+    """For each dim, its axis in each latent that has it."""
+    plates: dict[str, dict[str, int]] = {}
+    for name in names:
+        for at, axis in enumerate(dims.get(name, ())):
+            if axis is not None:
+                plates.setdefault(axis, {})[name] = at
+    return plates
 
 
 def _value(variable):

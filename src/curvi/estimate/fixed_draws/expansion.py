@@ -7,14 +7,14 @@ plus its *excess*
 
 for any expansion point. Subtracting that is the second-order control variate (Miller, Foti, D'Amour and Adams 2017):
 the number of draws then need not grow with the dimension. It is unbiased for any matrix in place of H0. The family's
-path computes it (`HostPath.excess`). -H0 also contains the correlations of the means; as their metric it preconditions
-conjugate gradients well.
+path computes it (`ExpandablePath.excess`). -H0 also contains the correlations of the means; as their metric it
+preconditions conjugate gradients well.
 """
 
 import numpy as np
 from scipy.linalg import get_lapack_funcs
 
-from curvi.family.path import HostPath
+from curvi.family.path import ExpandablePath
 
 (dtrtrs,) = get_lapack_funcs(("trtrs",), dtype=np.float64)
 
@@ -52,7 +52,7 @@ class Expansion:
 class Excess:
     """The excess of H0 over the draws of some noise, which is subtracted from value and gradient."""
 
-    def __init__(self, path: HostPath, hessian: np.ndarray, noise: np.ndarray):
+    def __init__(self, path: ExpandablePath, hessian: np.ndarray, noise: np.ndarray):
         self.path, self.hessian = path, hessian
         self.gradient = path.excess(hessian, noise)
 

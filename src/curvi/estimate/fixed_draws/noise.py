@@ -20,6 +20,7 @@ from scipy.special import ndtri
 from curvi.estimate.draws import SOBOL_DIMENSIONS, sobol_net
 from curvi.estimate.fixed_draws.expansion import Excess
 from curvi.estimate.fixed_draws.sweep import CHUNK, LEAST_PARTS, MOST_PARTS, Buffer
+from curvi.family.matching import matched_columns
 from curvi.model.minibatch import MinibatchTarget
 from curvi.model.target import AbstractTarget
 
@@ -51,7 +52,10 @@ class NoiseSource:
     Random numbers come from numpy: every JAX operation outside a program would cost a compilation.
     """
 
-    def __init__(self, target: AbstractTarget, key, capacity: int, matched: np.ndarray, dtype, needs_before: bool):
+    def __init__(
+        self, target: AbstractTarget, key, capacity: int, matched: np.ndarray, dtype, needs_before: bool, match=None
+    ):
+        self.match = matched_columns if match is None else match
         self.words = np.asarray(jax.random.key_data(key)).astype(np.uint32)
         self.target, self.matched, self.dtype, self.needs_before = target, matched, dtype, needs_before
         self.dimension = len(matched)
@@ -80,7 +84,7 @@ class NoiseSource:
         """
         rng = self.generator(*stream)
         independent = num_draws // CHUNK if self.epoch else num_parts
-        values = matched_noise(rng, num_draws, self.dimension, independent, match & self.matched)
+        values = matched_noise(rng, num_draws, self.dimension, independent, match & self.matched, self.match)
         return self.fixed(before, values, min(num_parts, MOST_PARTS), rng, excess)
 
     def fixed(self, before, values: np.ndarray, num_parts: int, rng=None, excess=None) -> FixedNoise:
@@ -148,12 +152,17 @@ def correction_draws(dimension: int) -> int:
 
 
 def matched_noise(
-    rng, num_draws: int, dimension: int, num_scrambles: int = 2, match: bool | np.ndarray = True
+    rng,
+    num_draws: int,
+    dimension: int,
+    num_scrambles: int = 2,
+    match: bool | np.ndarray = True,
+    by: Callable[[np.ndarray], np.ndarray] = matched_columns,
 ) -> np.ndarray:
     """Standard normal noise (num_draws, dimension), float64, made of `num_scrambles` independent parts of equal size.
 
-    `match` says which columns have matched moments. If none has, the pairs are independent: error estimates from
-    quasi-random points are often too small for heavy-tailed integrands.
+    `match` says which columns have matched moments, and `by` matches them in one of each mirrored pair. If none has,
+    the pairs are independent: error estimates from quasi-random points are often too small for heavy-tailed integrands.
 
     `rng` is a numpy generator: the noise is made on the host, once per round, and passed to a compiled program.
     """
@@ -161,25 +170,16 @@ def matched_noise(
     if odd or not size:
         raise ValueError(f"num_draws must be a multiple of {2 * num_scrambles}; got {num_draws}")
     columns = np.broadcast_to(match, dimension)
-    return np.concatenate([_part(rng, size, dimension, columns) for _ in range(num_scrambles)])
+    return np.concatenate([_part(rng, size, dimension, columns, by) for _ in range(num_scrambles)])
 
 
-def _part(rng, num_pairs: int, dimension: int, columns: np.ndarray) -> np.ndarray:
+def _part(rng, num_pairs: int, dimension: int, columns: np.ndarray, by) -> np.ndarray:
     if not columns.any():
         half = rng.standard_normal((num_pairs, dimension))
     else:
         half = _normal_points(rng, num_pairs, dimension)
-        half[:, columns] = _match(half[:, columns])
+        half[:, columns] = by(half[:, columns])
     return np.stack([half, -half], 1).reshape(-1, dimension)
-
-
-def _match(half: np.ndarray) -> np.ndarray:
-    num_pairs, dimension = half.shape
-    if num_pairs < dimension:
-        return half / np.sqrt(np.mean(half**2, 0))
-    # Whitening by the Cholesky factor of the Gram matrix: half' half / pairs becomes the identity.
-    lower = np.linalg.cholesky(half.T @ half / num_pairs + 1e-14 * np.eye(dimension))
-    return np.linalg.solve(lower, half.T).T
 
 
 def _normal_points(rng, num_points: int, dimension: int) -> np.ndarray:

@@ -12,7 +12,7 @@ from curvi.estimate.fixed_draws.sweep import CHUNK, Sweeps
 from curvi.estimate.hybrid import Weighted
 from curvi.estimate.local import Counts
 from curvi.family import Family
-from curvi.family.path import HostPath
+from curvi.family.path import ExpandablePath, HostPath
 from curvi.model.target import AbstractTarget
 from curvi.record.counts import CallCounts
 
@@ -44,8 +44,11 @@ class Objective:
         self.num_score_params = q.num_score_params
         self.pathwise_params = q.pathwise_params
         self._max_abs_params = q.max_abs_params
-        self.source = NoiseSource(target, key, capacity, q.pathwise_columns, self.dtype, not q.reparameterised)
-        self.expandable = isinstance(self.path, HostPath) and self.dimension <= _LARGEST_HESSIAN
+        host = self.path if isinstance(self.path, HostPath) else None
+        match = None if host is None else host.match
+        self.source = NoiseSource(target, key, capacity, q.pathwise_columns, self.dtype, not q.reparameterised, match)
+        self.moment_size = self.dimension if host is None else host.moment_size
+        self.expandable = isinstance(self.path, ExpandablePath) and self.dimension <= _LARGEST_HESSIAN
         self.expansion: Expansion | None = None
         self.corrects = True  # whether the expansion is used as control variate; it is always used as metric
         self._units: FixedNoise | None = None
@@ -64,8 +67,8 @@ class Objective:
         excess, path, expansion = None, self.path, self.expansion
         # With as many pairs as dimensions in each part the excess is rounding, which a resumed run would not repeat.
         matched = match is True and not self.source.target.minibatched
-        exact = matched and num_draws >= 2 * self.dimension * num_parts
-        if correct and not exact and self.corrects and expansion is not None and isinstance(path, HostPath):
+        exact = matched and num_draws >= 2 * self.moment_size * num_parts
+        if correct and not exact and self.corrects and expansion is not None and isinstance(path, ExpandablePath):
             excess = lambda values: Excess(path, expansion.hessian, values)  # noqa: E731
         return self.source.draw(before, stream, num_draws, num_parts, match, excess)
 
@@ -181,13 +184,13 @@ class Objective:
 
     def expand(self, params: np.ndarray) -> None:
         """Compute the Hessian of ln p at the mean of q, for use as control variate and metric."""
-        assert isinstance(self.path, HostPath)
+        assert isinstance(self.path, ExpandablePath)
         slab = self._num_kept * CHUNK
         slabs = [np.arange(at, min(at + slab, self.dimension)) for at in range(0, self.dimension, slab)]
         hessian = np.concatenate([self._hessian_rows(self.path, params, rows) for rows in slabs])
         self.expansion = Expansion(hessian, self.path.sds(params))
 
-    def _hessian_rows(self, path: HostPath, params: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    def _hessian_rows(self, path: ExpandablePath, params: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Rows of the Hessian at the mean: one draw per row, whose noise is a unit vector."""
         fixed = self._unit_vectors(rows)
         if self._has_products:

@@ -49,7 +49,7 @@ def fresh_model(problem: Problem, objective: Objective, state: GrowingState, few
     def make() -> FixedDrawsModel:
         # Parts with as many pairs as dimensions have far less noise, where there can be enough of them.
         least = max(CHUNK, objective.source.epoch)
-        matched = max(least, 2 * objective.dimension)
+        matched = max(least, 2 * objective.moment_size)
         least = matched if state.num_fresh >= LEAST_PARTS * matched or objective.expansion is None else least
         num_parts = next((parts for parts in (MOST_PARTS, LEAST_PARTS) if state.num_fresh >= parts * least), 2)
         stream = (FOR_CORRECTING, state.index)
@@ -244,7 +244,7 @@ def _climb_again(objective: Objective, state: GrowingState) -> GrowingState:
 
 def _most_for_curvature(objective: Objective) -> int:
     """The number of draws up to which a better Hessian is worth its cost."""
-    return max(_FEW, correction_draws(objective.dimension))
+    return max(_FEW, correction_draws(objective.moment_size))
 
 
 def _better_curvature(objective: Objective, state: GrowingState, most: int) -> GrowingState:

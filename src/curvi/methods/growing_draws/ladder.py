@@ -111,7 +111,8 @@ def ladder(problem: Problem, state: GrowingState) -> tuple[FamilyRow, ...]:
     q, start = state.family, problem.q
     found = PredictedGain(*state.prediction) if state.prediction.size else UNKNOWN_GAIN
     if not problem.families or not isinstance(q, (FAMILIES[_MEAN_FIELD], FAMILIES[_FULL_RANK])):
-        return (FamilyRow(_name(q), q.num_params, float("nan"), True, "the instance that was given"),)
+        why = "asked for" if problem.families else "the instance that was given"
+        return (FamilyRow(_name(q), q.num_params, float("nan"), True, why),)
     wide = isinstance(q, FAMILIES[_FULL_RANK])
     why_not = start.why_not_full_rank() if isinstance(start, FAMILIES[_MEAN_FIELD]) else None
     asked = len(problem.families) == 1

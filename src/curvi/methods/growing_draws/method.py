@@ -72,10 +72,12 @@ class GrowingDraws(Method[GrowingState]):
         few = max(self.first_draws, objective.num_score_params * _DRAWS_A_VALUE, problem.q.min_draws)
         num_draws = first_draws(objective, few)
         num_fresh = min(
-            max(correction_draws(objective.dimension), num_draws, 2 * objective.source.epoch), objective.capacity
+            max(correction_draws(objective.moment_size), num_draws, 2 * objective.source.epoch), objective.capacity
         )
         stage = "rough" if objective.expandable else "climb"
-        return GrowingState.at(problem.q, num_draws, num_fresh, stage, exact=objective.always_exact)
+        state = GrowingState.at(problem.q, num_draws, num_fresh, stage, exact=objective.always_exact)
+        # A rough climb finds its radius; the first step of one without may be a nat long in each dimension.
+        return state if objective.expandable else state.but(radius=max(state.radius, float(objective.dimension)))
 
     def advance(self, problem: Problem, state: GrowingState, key, budget: Budget) -> tuple[GrowingState, News]:
         objective = _at(self, problem, state, key)

@@ -12,7 +12,7 @@ from curvi.estimate.fixed_draws.noise import FixedNoise
 from curvi.estimate.fixed_draws.objective import Objective
 from curvi.estimate.fixed_draws.sweep import CHUNK
 from curvi.estimate.start import find_start
-from curvi.family.path import HostPath
+from curvi.family.path import ExpandablePath, HostPath
 from curvi.methods.base import Budget, News, Problem
 from curvi.methods.growing_draws.corrections import correct
 from curvi.methods.growing_draws.starts import try_start
@@ -91,6 +91,8 @@ def _climb(problem: Problem, objective: Objective, state: GrowingState, local: F
         newton = climbed.end is None and not climbed.local.value - local.value > _HELPED * climbed.predicted
     else:
         climbed = climb_step(objective, local, state.radius, tolerance)
+        # The fixed point of a sparse covariance costs next to nothing: it is tried again from elsewhere.
+        newton = newton and (objective.expandable or not climbed.accepted)
     params = climbed.local.params
     problem.once("local", lambda: climbed.local, params, local.fixed)
     climb = state.climb
@@ -137,7 +139,7 @@ def expand(problem: Problem, objective: Objective, params: np.ndarray) -> dict:
 def _expanded(problem: Problem, objective: Objective, state: GrowingState, local: FixedDrawsModel) -> dict:
     """The expected Hessian where the model on few draws knows it, else that at the mean."""
     path = objective.path
-    if isinstance(path, HostPath) and (known := path.expected_hessian(state.params, local.slope)) is not None:
+    if isinstance(path, ExpandablePath) and (known := path.expected_hessian(state.params, local.slope)) is not None:
         return {"hessian": known, "sigma": path.sds(state.params)}
     return expand(problem, objective, state.params)
 
@@ -173,7 +175,7 @@ def _after_climb(problem, objective: Objective, state: GrowingState, local: Fixe
 
 def _matched(objective: Objective, state: GrowingState) -> bool:
     """Whether there are as many pairs as dimensions, so that quadratics are averaged exactly."""
-    return state.num_draws >= 2 * objective.dimension
+    return state.num_draws >= 2 * objective.moment_size
 
 
 def _less_misled(problem, objective: Objective, state: GrowingState, local: FixedDrawsModel, gained: float):

@@ -1,0 +1,158 @@
+"""The bordered normal q(x) = N(m, L L') with L in arrow form: global latents, and many small blocks tied to them.
+
+    x_g = m_g + G e_g,        x_b = m_b + C_b e_g + B_b e_b
+
+Given the globals, blocks are independent of each other: what a hierarchical model asks for, where groups meet in
+their common parameters alone. Products of such L are of the same form, so that steps L -> L (I + A) stay in the family
+and the Fisher information is diagonal in whitened coordinates, as for a full covariance. Memory and time are linear in
+the number of blocks. A bordered scale, unlike a bordered precision, keeps the objective well behaved (Ko et al. 2024).
+"""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from curvi.family.arrow import Arrow
+from curvi.family.arrow_path import ArrowPath, arrow_path
+from curvi.family.blocks import Blocks, arrow_of, known_blocks
+from curvi.family.continuous import Normal
+from curvi.family.joint_normal import JointNormal
+from curvi.family.layout import Layout, lay_out
+from curvi.family.mean_field import MeanField
+from curvi.family.scale_metric import scale_fisher
+from curvi.family.widening import normal_first, why_not_joint, with_zeros
+from curvi.model.target import AbstractTarget
+from curvi.record.plain import register
+
+_LOG_2PI = float(np.log(2 * np.pi))
+_LARGEST_DENSE = 5_000  # coordinates up to which the covariance is formed
+_MAX_PARAMS = 2**26
+_MAX_PARAMS_BESIDE_DISCRETE = 2_144  # a dense matrix of the parameters is the metric there
+
+
+@register
+class Bordered(JointNormal):
+    """A normal distribution in which sets of small blocks of latents are tied to each other by global latents alone.
+
+    Discrete latents are independent of it and of each other, with the factors that they have in a `MeanField`.
+
+    Parameters
+    ----------
+    target
+        Gives names, shapes, supports and the start; at least one of its latents must be continuous.
+    blocks
+        For each set of blocks, by any name, the latents with one entry per block: a name, a list of names (along their
+        first axis), or a dict of axes by name. All other latents are global. Crossed effects are several sets:
+        `{"student": "s", "lecturer": ["l", "slope"]}`. None takes the plates of a NumPyro model or the dims of a PyMC
+        model; small sets are global then.
+    """
+
+    params: Float[Array, " P"]
+    layout: Layout = eqx.field(static=True)
+    arrow: Arrow = eqx.field(static=True)
+
+    def __init__(self, target: AbstractTarget, blocks: Blocks | None = None):
+        normal = {latent.name: Normal() for latent in target.latents if not latent.discrete}
+        layout, params = lay_out(target, normal)
+        if blocks is None:
+            blocks = known_blocks(target, layout)
+        self.params, self.layout, self.arrow = _joined(layout, params, blocks)
+
+    @classmethod
+    def of(cls, q: MeanField, blocks: Blocks) -> "Bordered":
+        """The bordered q equal to a mean field whose continuous factors are all Normal."""
+        made = object.__new__(cls)
+        for name, value in zip(("params", "layout", "arrow"), _joined(q.layout, np.asarray(q.params), blocks)):
+            object.__setattr__(made, name, value)
+        return made
+
+    # -- the covariance -----------------------------------------------------------------------------------------------
+
+    @property
+    def num_normal_params(self) -> int:
+        return 2 * self.arrow.size + self.arrow.num_below
+
+    @property
+    def normal_path(self) -> ArrowPath:
+        return arrow_path(self.arrow)
+
+    @property
+    def normal_noise_size(self) -> int:
+        return self.dimension
+
+    def _parts(self):
+        """Mean and factor in block order."""
+        path = self.normal_path
+        return path.unpack(path.at.coordinates(self.normal_params))
+
+    def factor(self) -> Float[Array, "n n"]:
+        """L as a dense matrix in the order of the latents, of which rows and columns are permuted alike."""
+        path = self.normal_path
+        if self.dimension > _LARGEST_DENSE:
+            raise ValueError(
+                f"the covariance of {self.dimension:,} coordinates is not formed; draw from q, or use `q.sds()`"
+            )
+        dense = self._parts()[1].mv(jnp.eye(self.dimension, dtype=self.params.dtype)).T
+        return dense[path.at.place][:, path.at.place]
+
+    def covariance(self):
+        return self.factor() @ self.factor().T
+
+    def moments(self):
+        return self.mean(), self.covariance() if self.dimension <= _LARGEST_DENSE else self.sds() ** 2
+
+    def sds(self) -> Float[Array, " n"]:
+        """The marginal sds in working coordinates."""
+        return jnp.sqrt(self._parts()[1].row_squares())[self.normal_path.at.place]
+
+    def normal_draw(self, noise):
+        return self.normal_path.place_draws(*self._parts(), noise)
+
+    def normal_log_prob(self, x):
+        mean, factor = self._parts()
+        e = factor.solve(x[self.normal_path.at.order] - mean)
+        return -0.5 * jnp.sum(e**2) - self._log_det() - 0.5 * self.dimension * _LOG_2PI
+
+    def normal_entropy(self):
+        return self._log_det() + 0.5 * self.dimension * (1 + _LOG_2PI)
+
+    def _log_det(self):
+        return jnp.sum(self.params[self.dimension : 2 * self.dimension])
+
+    def normal_fisher(self):
+        at, inverse = self.normal_path.at, jnp.linalg.inv(self.factor())
+        scale = jnp.exp(self.params[self.dimension : 2 * self.dimension])
+        return scale_fisher(inverse.T @ inverse, scale, at.order[at.rows], at.order[at.columns])
+
+    def normal_entropy_hessian(self):
+        return jnp.zeros((self.num_normal_params, self.num_normal_params), self.params.dtype)
+
+    def other_labels(self, names):
+        at = self.normal_path.at
+        rows, columns = at.order[at.rows], at.order[at.columns]
+        return [f"{names[i]} with {names[j]}" for i, j in zip(rows, columns)], [names[i] for i in rows]
+
+
+def _joined(layout: Layout, params: np.ndarray, blocks: Blocks) -> tuple[jax.Array, Layout, Arrow]:
+    """Parameters, layout and pattern of the bordered q that equals a factorised one."""
+    if (why := why_not_joint(layout, "Bordered")) is not None:
+        raise ValueError(why)
+    layout, parts = normal_first(layout, params)
+    arrow = arrow_of(layout, blocks)
+    _check_size(layout, arrow)
+    return jax.device_put(with_zeros(parts, arrow.num_below)), layout, arrow
+
+
+def _check_size(layout: Layout, arrow: Arrow) -> None:
+    """Raise ValueError where there are more parameters than memory should be asked for."""
+    beside_discrete = len(layout.factors) > 1
+    most = _MAX_PARAMS_BESIDE_DISCRETE if beside_discrete else _MAX_PARAMS
+    wanted = 2 * arrow.size + arrow.num_below
+    if wanted > most:
+        where = " beside discrete latents" if beside_discrete else ""
+        raise ValueError(
+            f"Bordered takes at most {most:,} parameters{where}; these blocks, with {arrow.num_global:,} global "
+            f"coordinates, take {wanted:,}: put more of the latents into sets of blocks, or use MeanField"
+        )

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import equinox as eqx
@@ -12,6 +13,7 @@ from jaxtyping import PRNGKeyArray
 from curvi.certify.gain import default_tolerance
 from curvi.family import FAMILIES, Family, FullRank, MeanField
 from curvi.methods.base import Method, Problem
+from curvi.methods.centering import first_centering
 from curvi.methods.defaults import default_method
 from curvi.model.latents import num_elements
 from curvi.model.minibatch import MinibatchTarget, check_scale
@@ -30,6 +32,7 @@ def fit(
     *,
     key: PRNGKeyArray | None = None,
     family: Family | str | None = None,
+    centering: Mapping | str | bool | None = None,
     method: Method | None = None,
     num_steps: int | None = None,
     tolerance: float | None = None,
@@ -53,6 +56,10 @@ def fit(
         "mean_field", "full_rank" or "bordered"; or an instance, which also says where to start and is never replaced:
         `MeanField(target)`, `Bordered(target, blocks)`, or the q of another fit. By default a mean field, and from it
         full rank where a full covariance pays (`fit.families` says why): up to 500 continuous latents.
+    centering
+        How far q's coordinates of latents a ~ Normal(loc, tau), loc or tau latent, are centred: from lambda = 1, a
+        itself, to 0, (a - loc) / tau. "learn" is the default unless `family` is an instance; "off" leaves the model as
+        written; a dict gives lambdas by latent. Names, draws and the ELBO's meaning stay the model's.
     method
         One of `curvi.methods`; by default the first row of `curvi.methods.DEFAULTS` that applies: Newton on growing
         draws for differentiable targets, regression on pooled draws where only values are available.
@@ -69,8 +76,8 @@ def fit(
     start
         A fit of this target to resume, as if it had never stopped: q and the ELBO after N steps and M more are bitwise
         identical to those after N + M. Key, family and method are those of that fit; `num_steps` counts further steps.
-        Or the file of one, as `fit.save` or `checkpoint` writes it; where that is the path of `checkpoint` and does not
-        exist yet, the fit begins with `key`, so that the same call serves the first time and every later one.
+        Or its file, as `fit.save` or `checkpoint` writes it; where that is the path of `checkpoint` and does not exist
+        yet, the fit begins with `key`, so that the same call serves the first time and later.
     checkpoint, checkpoint_seconds
         A file to which the fit is written every so many seconds, between two steps, and at its end. It is replaced in
         one step: a process that is killed at any moment leaves the last one whole, for `start`.
@@ -81,8 +88,7 @@ def fit(
     Returns
     -------
     A `Fit`. Numerical problems are reported in its outcome. Raises ValueError for invalid input or if no finite start
-    exists; BlackBoxError if a black-box log density fails, and CheckpointError if the checkpoint cannot be written, for
-    want of space for example: their `fit` holds the fit so far.
+    exists; BlackBoxError if a black box fails, CheckpointError if the checkpoint cannot be written (`fit`: so far).
     """
     if not isinstance(target, AbstractTarget):
         raise ValueError(
@@ -92,7 +98,7 @@ def fit(
     if isinstance(start, str | os.PathLike):
         start = _opened(Path(start), target, kept_at, key)
     if start is not None:
-        key, family, method, num_starts = _resumed(target, start, key, family, method, num_starts)
+        key, family, method, num_starts = _resumed(target, start, key, family, centering, method, num_starts)
     _check_input(target, key, family, method, num_steps, tolerance, num_starts, max_seconds, max_evaluations)
     assert key is not None
     tolerance = default_tolerance(num_elements(target.latents)) if tolerance is None else tolerance
@@ -100,14 +106,18 @@ def fit(
     if start is None:
         families = (tuple(FAMILIES) if family is None else (family,)) if not isinstance(family, Family) else ()
     q = family if isinstance(family, Family) else _first_q(target, families)
-    problem = Problem(target, q, num_starts, families)
     reason = "asked for"
     if method is None:
-        method, reason = default_method(problem)
+        method, reason = default_method(Problem(target, q, num_starts, families))
     if families == ("full_rank",) and not method.widens and start is None:
-        problem = Problem(target, FullRank(target), num_starts, families)
+        q = FullRank(target)
+    learns, clock = False, Clock() if start is None else Clock(start.seconds)
+    with clock:
+        if start is None:
+            q, learns = first_centering(target, q, centering, method, isinstance(family, Family))
+    problem = Problem(target, q, num_starts, families, learns)
     asked = problem
-    if families == ("full_rank",) and problem.q.why_not_full_rank() is None:
+    if families == ("full_rank",) and q.why_not_full_rank() is None:
         asked = Problem(target, FullRank(target), num_starts, families)  # what the mean field will become
     if (why := method.why_not(asked)) is not None:
         raise ValueError(why)
@@ -117,7 +127,6 @@ def fit(
             return start
     limits = Limits(method.default_num_steps if num_steps is None else num_steps, max_seconds, max_evaluations)
     checks = 0
-    clock = Clock() if start is None else Clock(start.seconds)
     with clock, open_progress(progress, limits.num_steps, tolerance) as display:
         if start is None:
             checks = check_scale(target, key) if isinstance(target, MinibatchTarget) else 0
@@ -174,6 +183,7 @@ def _as_fit(run: Run, outcome: Outcome, tolerance: float, reason: str) -> Fit:
         remaining_sds=run.gain.sds,
         remaining_sds_se=run.gain.sds_error,
         families=run.method.families(run.problem, run.state),
+        centering=run.method.centering(run.state),
         checkpoint=run.checkpoint(tolerance),
     )
 
@@ -190,7 +200,7 @@ def _opened(path: Path, target, kept_at: Path | None, key) -> Fit | None:
     )
 
 
-def _resumed(target, start, key, family, method, num_starts) -> tuple:
+def _resumed(target, start, key, family, centering, method, num_starts) -> tuple:
     """Key, q, method and number of starts of a fit that is resumed; ValueError if they do not match."""
     if not isinstance(start, Fit):
         raise ValueError(
@@ -199,8 +209,8 @@ def _resumed(target, start, key, family, method, num_starts) -> tuple:
         )
     if start.checkpoint is None:
         raise ValueError("start carries no state to resume from; family=start.q starts anew from its q")
-    if family is not None or num_starts != 1:
-        raise ValueError("start has its own family and starts; leave family and num_starts out")
+    if family is not None or num_starts != 1 or centering is not None:
+        raise ValueError("start has its own family, centring and starts; leave family, centering and num_starts out")
     if key is not None and not same_key(key, start.checkpoint.key):
         raise ValueError("start is resumed with its own random key; leave key out")
     if start.method is None and method is None:
@@ -214,13 +224,9 @@ def _resumed(target, start, key, family, method, num_starts) -> tuple:
 
 
 def _rebound(checkpoint: Checkpoint | None, target: AbstractTarget) -> Checkpoint:
-    """The checkpoint with every q in its state over the latents of this target, which may be a new object."""
+    """The checkpoint with every q in its state over this target, which may be a new object."""
     assert checkpoint is not None
-    latents = {latent.name: latent for latent in target.latents}
-
-    def rebind(node):
-        return node.rebound(latents) if isinstance(node, Family) else node
-
+    rebind = lambda node: node.onto(target) if isinstance(node, Family) else node  # noqa: E731
     state = jax.tree.map(rebind, checkpoint.state, is_leaf=lambda node: isinstance(node, Family))
     return dataclasses.replace(checkpoint, state=state)
 

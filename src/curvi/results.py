@@ -17,6 +17,7 @@ from curvi.diagnostics.sensitivity import Sensitivity, sensitivity
 from curvi.estimate.resample import resample
 from curvi.estimate.sampling import densities, log_ratios, sample
 from curvi.family import Family
+from curvi.family.centering_table import CenteringTable
 from curvi.mcmc import NutsStart, Polished, polish, to_nuts
 from curvi.methods.base import FamilyRow, Method
 from curvi.model.origin import origin_of
@@ -45,8 +46,7 @@ class Fit:
     elbo, elbo_se
         The ELBO on fresh draws and the full data, with its standard error.
     remaining_gain, remaining_gain_se
-        Nats still to be gained at this optimum, and the standard error; infinite where the Hessian is not negative
-        definite.
+        Nats still to be gained at this optimum, and the standard error; infinite where the Hessian is indefinite.
     history, counts, seconds
         The steps of the fit, its evaluations of the model, and its wall time.
     method, reason
@@ -54,9 +54,11 @@ class Fit:
     suspects
         If the outcome reports a problem: the elements of latents that show it most.
     remaining_sds, remaining_sds_se
-        The largest step that is left for the mean or the sd of any latent, in sds of q, and its standard error.
+        The largest step left for the mean or sd of any latent, in sds of q, and its standard error.
     families
-        One row per family that could be chosen: name, parameters, predicted gain, chosen or not, why.
+        One row per family that could be chosen: parameters, predicted gain, chosen or not, why.
+    centering
+        How far latents with a location and a scale are centred: `fit.centering["theta"].amount`.
     checkpoint
         The state that `curvi.fit(target, start=fit)` resumes from.
     """
@@ -79,6 +81,7 @@ class Fit:
     remaining_sds: float = 0.0
     remaining_sds_se: float = 0.0
     families: tuple[FamilyRow, ...] = ()
+    centering: CenteringTable = dataclasses.field(default_factory=CenteringTable)
     checkpoint: Checkpoint | None = dataclasses.field(repr=False, default=None)
 
     @property
@@ -226,7 +229,6 @@ class Fit:
 
     def summary(self, probabilities=(0.05, 0.5, 0.95), kind: str = "q"):
         """A printable table with one row per scalar: mean, sds, quantiles, errors; has `to_dict()` and `to_pandas()`.
-
         Means and quantiles are those of `kind`; both sds are shown.
         """
         return summarise(self, probabilities, check_kind(kind))
@@ -261,7 +263,6 @@ class Fit:
 
     def to_arviz(self, num_draws: int = 1000, key=None, predictive: bool = False, kind: str = "q"):
         """Draws for ArviZ: InferenceData on ArviZ 0.x, a DataTree on 1.x.
-
         Groups: posterior; sample_stats with `lp` (ln p) and `log_q` of each draw, for `arviz.psislw(lp - log_q)`;
         observed_data where the model has it; posterior_predictive and log_likelihood with `predictive=True`.
         Attributes record the outcome and the kind of draws (see `sample`). `key` determines the draws.

@@ -20,6 +20,7 @@ import jax
 import numpy as np
 
 import curvi.methods  # noqa: F401  registers what a fit may hold
+from curvi.family.centering_table import CenteringTable
 from curvi.model.latents import Latent
 from curvi.model.origin import Origin
 from curvi.model.target import AbstractTarget
@@ -113,6 +114,7 @@ def read(path, target: AbstractTarget | None = None) -> tuple[dict[str, Any], di
         "error_copies": again(said["error_copies"]),
         "suspects": tuple(said["suspects"]),
         "families": tuple(again(row) for row in said.get("families", ())),
+        "centering": again(said["centering"]) if "centering" in said else CenteringTable(),
         "checkpoint": _read_checkpoint(said["checkpoint"], again, history, counts),
     }
     return fields, {name: again(said[name]) for name in _KNOWN if said.get(name) is not None}
@@ -137,6 +139,7 @@ def _describe(fit: "Fit", arrays: list[np.ndarray]) -> dict:
         "error_copies": keep(fit.error_copies),
         "suspects": list(fit.suspects),
         "families": [keep(row) for row in fit.families],
+        "centering": keep(fit.centering),
         "order": fit.target.order,
         "method": _or_none(fit.method, arrays),  # optax optimisers consist of functions, which cannot be saved
         "reason": fit.reason,

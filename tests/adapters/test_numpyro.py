@@ -585,3 +585,41 @@ def test_plates_give_blocks():
     sets = {one.name: (one.count, one.size) for one in q.arrow.sets}
     assert sets == {"student": (40, 3), "school": (30, 2)} and q.arrow.num_global == 9
     assert Bordered(target, {"student": "ability"}).arrow.num_global == 1 + 80 + 8 + 60
+
+
+# -- locations and scales ---------------------------------------------------------------------------------------------
+
+
+def _nested(x, group):
+    mu = numpyro.sample("mu", dist.Normal(0.0, 5.0))
+    spread = numpyro.sample("spread", dist.HalfNormal(1.0).expand([2]).to_event(1))
+    slope = numpyro.sample("slope", dist.StudentT(3.0, 0.0, 1.0).expand([2]).to_event(1))
+    with numpyro.plate("schools", 4):
+        school = numpyro.sample("school", dist.Normal(mu + x @ slope, spread[0]))
+    with numpyro.plate("classes", 8):
+        size = numpyro.sample("size", dist.LogNormal(school[group], spread[1]).mask(False))
+    numpyro.sample("pair", dist.Gumbel(mu, 2.0).expand([3, 2]).to_event(2))
+    numpyro.sample("share", dist.Beta(2.0, spread[1]))
+    numpyro.sample("obs", dist.Normal(size, 1.0), obs=jnp.ones(8))
+
+
+def test_sites_with_a_latent_location_or_scale():
+    x, group = np.random.default_rng(0).normal(size=(4, 2)), np.arange(8) % 4
+    target = from_numpyro(_nested, x, group)
+    sites = {site.name: site for site in target.location_scale}
+    assert {name: site.parents for name, site in sites.items()} == {
+        "school": ("mu", "slope", "spread"),
+        "size": ("school", "spread"),
+        "pair": ("mu",),
+    }
+    assert not any(site.standardised for site in sites.values())
+    theta = {latent.name: jnp.asarray(target.init[latent.name]) + 0.3 for latent in target.latents}
+    expected = {
+        "school": (theta["mu"] + x @ theta["slope"], np.full(4, theta["spread"][0])),
+        "size": (theta["school"][group], np.full(8, theta["spread"][1])),
+        "pair": (np.full((3, 2), theta["mu"]), np.full((3, 2), 2.0)),
+    }
+    for name, (loc, scale) in expected.items():
+        found_loc, found_log_scale = sites[name].at(theta)
+        np.testing.assert_allclose(found_loc, loc, rtol=1e-6)
+        np.testing.assert_allclose(found_log_scale, np.log(scale), rtol=1e-6)

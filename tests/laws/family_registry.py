@@ -11,6 +11,7 @@ from numpyro.distributions import constraints
 
 from curvi import Bordered, FullRank, MeanField, Target, factors
 from curvi.family import Family
+from curvi.family.centering import Centering, centerable, with_centering
 from curvi.family.triangular_path import TriangularPath
 
 RNG = np.random.default_rng(0)
@@ -102,6 +103,29 @@ def several_kinds() -> Target:
     init = {"s": np.array(1.0), "share": np.array(0.6), "bit": np.array(0), "x": np.array(0.2)}
     supports = {"s": constraints.positive, "share": constraints.unit_interval, "bit": constraints.boolean}
     return Target(log_density, init, supports)
+
+
+def centred() -> Target:
+    """Two groups around a location, on a scale, and the logarithm of a positive number around one of them."""
+
+    def log_density(t):
+        a = -2 * jnp.log(t["tau"]) - jnp.sum((t["a"] - t["mu"]) ** 2) / (2 * t["tau"] ** 2)
+        b = -jnp.log(t["b"]) - (jnp.log(t["b"]) - t["a"][0]) ** 2
+        rows = -0.5 * jnp.sum((jnp.array([0.5, -0.5]) - t["a"]) ** 2) - 0.2 * jnp.log(t["b"]) ** 2
+        return a + b + rows - t["mu"] ** 2 + 2 * jnp.log(t["tau"]) - 3 * t["tau"]
+
+    init = {"mu": np.array(0.0), "tau": np.array(1.0), "a": np.zeros(2), "b": np.array(1.0)}
+    around = {"b": lambda t: (t["a"][0], 0.7), "a": lambda t: (t["mu"], t["tau"])}
+    return Target(log_density, init, {"tau": constraints.positive, "b": constraints.positive}, location_scale=around)
+
+
+def with_lambdas(q: Family, target: Target) -> Family:
+    """q with centring where the target shows it."""
+    if not target.location_scale:
+        return q
+    shapes = {latent.name: latent.shape for latent in target.latents}
+    q = with_centering(q, Centering.as_written(centerable(q, target.location_scale), shapes, q.params.dtype))
+    return q.recentered(np.array([0.3, 0.7, 0.4]))
 
 
 def line() -> Target:
@@ -210,6 +234,7 @@ FAMILIES = {
     "mean field, constrained": Row(MeanField, skewed, num_nodes=24),
     "mean field, shapes": Row(MeanField, shaped),
     "mean field, kinds": Row(_kinds, several_kinds, normal=False),
+    "mean field, centred": Row(lambda target: with_lambdas(MeanField(target), target), centred, num_nodes=9),
     "mean field, discrete": Row(
         lambda target: MeanField(target, {"s": factors.LogNormal()}), mixed, num_nodes=16, values=(2, 3)
     ),
@@ -217,6 +242,7 @@ FAMILIES = {
     "full rank, constrained": Row(FullRank, skewed, num_nodes=24),
     "full rank, shapes": Row(FullRank, shaped),
     "full rank, one dimension": Row(FullRank, line, num_nodes=40),
+    "full rank, centred": Row(lambda target: with_lambdas(FullRank(target), target), centred, num_nodes=9),
     "full rank, discrete": Row(FullRank, mixed, num_nodes=16, values=(2, 3)),
     "bordered": Row(_in_blocks, grouped),
     "bordered, crossed": Row(_crossed, crossed),

@@ -320,7 +320,12 @@ def test_the_order_of_the_latents_does_not_matter(name):
         turned = Target(lambda t: density({"x": t["x"][::-1]}), {"x": target.init["x"][::-1]})
     else:
         init = {latent.name: target.init[latent.name] for latent in latents}
-        turned = Target(density, init, {latent.name: latent.support for latent in latents})
+        around = {
+            site.name: (lambda t, site=site: site.function({name: t[name] for name in site.parents}))
+            for site in target.location_scale
+        }
+        supports = {latent.name: latent.support for latent in latents}
+        turned = Target(density, init, supports, location_scale=around)
         assert turned.latents != target.latents or len(latents) == 1
     assert same_elbo(fitted(target, row.family), fitted(turned, row.family))
 

@@ -187,11 +187,11 @@ def test_several_starts_go_on():
 def test_wrong_use_is_refused():
     start = fit(rosenbrock(), num_steps=2, tolerance=1e-9)
     wrong = [
-        ({"start": "fit"}, "start must be a fit"),
+        ({"start": 3}, "start must be a fit"),
         ({"key": jax.random.key(5)}, "own random key"),
         ({"key": 3}, "own random key"),
-        ({"family": start.q}, "leave family and num_starts out"),
-        ({"num_starts": 2}, "leave family and num_starts out"),
+        ({"family": start.q}, "leave family, centering and num_starts out"),
+        ({"num_starts": 2}, "leave family, centering and num_starts out"),
         ({"method": SchemeI()}, "own method, GrowingDraws"),
         ({"method": GrowingDraws(128)}, "own method, GrowingDraws"),
     ]

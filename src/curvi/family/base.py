@@ -26,6 +26,7 @@ from jax.scipy.special import ndtr
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from curvi.curvature import BlockDiagonal
+from curvi.family.centering import centering_of, with_centering
 from curvi.family.path import DirectPath, Path
 from curvi.family.rebound import rebound
 from curvi.family.vector import join_leaves, sampled_moments, split_leaves
@@ -81,7 +82,15 @@ class Family(eqx.Module, Generic[DrawT]):
             if own is None or other is None or own.describe() != other.describe():
                 words = [latent.describe() if latent else "no further latent" for latent in (own, other)]
                 raise ValueError(f"q has {words[0]} where the target has {words[1]}: it belongs to another model")
-        return self.rebound({latent.name: latent for latent in target.latents})
+        made = self.rebound({latent.name: latent for latent in target.latents})
+        centering = centering_of(made)
+        return made if centering is None else with_centering(made, centering.onto(target))
+
+    def recentered(self, amounts: Float[np.ndarray, " E"]) -> Self:
+        """About the same distribution of the latents with other lambdas (`curvi.family.centering`): equal to it where
+        locations and scales are certain.
+        """
+        raise NotImplementedError(f"a {type(self).__name__} has no centring")
 
     def rebound(self, latents: Mapping[str, Latent]) -> Self:
         """The same q with its latents replaced by those of the same names, throughout its structure."""

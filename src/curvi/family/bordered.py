@@ -17,6 +17,7 @@ from jaxtyping import Array, Float
 from curvi.family.arrow import Arrow
 from curvi.family.arrow_path import ArrowPath, arrow_path
 from curvi.family.blocks import Blocks, arrow_of, known_blocks
+from curvi.family.centering import Centering
 from curvi.family.continuous import Normal
 from curvi.family.joint_normal import JointNormal
 from curvi.family.layout import Layout, lay_out
@@ -52,6 +53,7 @@ class Bordered(JointNormal):
     params: Float[Array, " P"]
     layout: Layout = eqx.field(static=True)
     arrow: Arrow = eqx.field(static=True)
+    centering: Centering | None = None
 
     def __init__(self, target: AbstractTarget, blocks: Blocks | None = None):
         normal = {latent.name: Normal() for latent in target.latents if not latent.discrete}
@@ -59,6 +61,7 @@ class Bordered(JointNormal):
         if blocks is None:
             blocks = known_blocks(target, layout)
         self.params, self.layout, self.arrow = _joined(layout, params, blocks)
+        self.centering = None
 
     @classmethod
     def of(cls, q: MeanField, blocks: Blocks) -> "Bordered":
@@ -66,6 +69,7 @@ class Bordered(JointNormal):
         made = object.__new__(cls)
         for name, value in zip(("params", "layout", "arrow"), _joined(q.layout, np.asarray(q.params), blocks)):
             object.__setattr__(made, name, value)
+        object.__setattr__(made, "centering", q.centering)
         return made
 
     # -- the covariance -----------------------------------------------------------------------------------------------
@@ -128,6 +132,11 @@ class Bordered(JointNormal):
 
     def normal_entropy_hessian(self):
         return jnp.zeros((self.num_normal_params, self.num_normal_params), self.params.dtype)
+
+    @property
+    def below_rows(self):
+        at = self.normal_path.at
+        return at.order[at.rows]
 
     def other_labels(self, names):
         at = self.normal_path.at

@@ -15,6 +15,7 @@ import numpy as np
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float
 
+from curvi.family.centering import Centering
 from curvi.family.continuous import Normal
 from curvi.family.joint_normal import JointNormal
 from curvi.family.layout import Layout, lay_out
@@ -45,10 +46,12 @@ class FullRank(JointNormal):
 
     params: Float[Array, " P"]
     layout: Layout = eqx.field(static=True)
+    centering: Centering | None = None
 
     def __init__(self, target: AbstractTarget, max_params: int | None = None):
         normal = {latent.name: Normal() for latent in target.latents if not latent.discrete}
         self.layout, params = widened(*lay_out(target, normal), max_params)
+        self.centering = None
         self.params = jax.device_put(params)
 
     @classmethod
@@ -61,6 +64,7 @@ class FullRank(JointNormal):
         made = object.__new__(cls)
         object.__setattr__(made, "params", jax.device_put(params))
         object.__setattr__(made, "layout", layout)
+        object.__setattr__(made, "centering", q.centering)
         return made
 
     def with_moments(self, mean: np.ndarray, factor: np.ndarray) -> "FullRank":
@@ -116,6 +120,10 @@ class FullRank(JointNormal):
 
     def normal_entropy_hessian(self):
         return jnp.zeros((self.num_normal_params, self.num_normal_params), self.params.dtype)
+
+    @property
+    def below_rows(self):
+        return np.tril_indices(self.dimension, -1)[0]
 
     def other_labels(self, names):
         rows, columns = np.tril_indices(self.dimension, -1)

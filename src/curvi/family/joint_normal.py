@@ -16,6 +16,7 @@ from jaxtyping import Array, Float
 
 from curvi.curvature.blocks import BlockDiagonal
 from curvi.family.base import Family
+from curvi.family.centering import Centering, centered_columns, recentered_columns, with_amounts
 from curvi.family.layout import Layout
 from curvi.family.mean_field import Draw, MeanField
 from curvi.family.path import DirectPath, HostPath, Path
@@ -27,6 +28,7 @@ class JointNormal(Family[Draw]):
     """A normal distribution of the continuous latents, the first group of the layout; its covariance is abstract."""
 
     layout: eqx.AbstractVar[Layout]
+    centering: eqx.AbstractVar[Centering | None]
 
     @property
     @abstractmethod
@@ -67,9 +69,26 @@ class JointNormal(Family[Draw]):
     def covariance(self) -> Float[Array, "d d"]:
         """Its covariance."""
 
+    @property
+    @abstractmethod
+    def below_rows(self) -> np.ndarray:
+        """The coordinate of the row of each entry of the scale below its diagonal, in the order of their parameters."""
+
     @abstractmethod
     def other_labels(self, names: list[str]) -> tuple[list[str], list[str]]:
         """Labels and elements of the parameters after mean and scales, given names of coordinates."""
+
+    def recentered(self, amounts: Float[np.ndarray, " E"]) -> Self:
+        at, (mean, log_factor), params = (
+            centered_columns(self),
+            recentered_columns(self, amounts),
+            np.array(self.params),
+        )
+        params[at], moved = mean, np.zeros(self.dimension)
+        moved[at] = log_factor
+        params[self.dimension : 2 * self.dimension] += moved
+        params[2 * self.dimension : self.num_normal_params] *= np.exp(moved[self.below_rows])
+        return with_amounts(self.replace(jax.device_put(params)), amounts)
 
     # -- parts --------------------------------------------------------------------------------------------------------
 
@@ -137,7 +156,7 @@ class JointNormal(Family[Draw]):
         return (normal,) if rest is None else (normal, *rest.from_uniform(u[size:]))
 
     def to_model(self, x):
-        return self.layout.to_model(x, self.params.dtype)
+        return self.layout.to_model(x, self.params.dtype, self.centering)
 
     def moments(self):
         return self.mean(), self.covariance()

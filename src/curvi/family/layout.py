@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Array, Float
 from numpyro.distributions import biject_to
 
+from curvi.family.centering import Centering
 from curvi.family.continuous import Normal
 from curvi.family.discrete import Bernoulli, Categorical, Poisson
 from curvi.family.factor import Factor
@@ -94,12 +95,23 @@ class Layout:
                 counts[group] += slot.count
         return Layout(tuple(grouped), tuple(counts), tuple(slots))
 
-    def to_model(self, x: tuple[AnyArray, ...], dtype) -> tuple[dict[str, Array], Float[Array, ""]]:
-        """The dict of latents on the model's supports, and the log Jacobian of the bijections."""
+    def to_model(
+        self, x: tuple[AnyArray, ...], dtype, centering: Centering | None = None
+    ) -> tuple[dict[str, Array], Float[Array, ""]]:
+        """The dict of latents on the model's supports, and the log Jacobian of the map to them: first the centring,
+        then the bijections.
+        """
         theta, log_det = {}, jnp.zeros((), dtype)
-        for slot in self.slots:
+        slots = self.slots
+        if centering is not None:
+            slots = sorted(slots, key=lambda slot: centering.place(slot.latent.name))
+        for slot in slots:
             latent = slot.latent
             part = x[slot.group][slot.start : slot.start + slot.count]
+            if centering is not None and (found := centering.of(latent.name)) is not None:
+                site, amount = found
+                part, more = site(part.reshape(latent.shape), amount, theta)
+                log_det = log_det + more.astype(log_det.dtype)
             if slot.pushed:
                 transform = biject_to(latent.support)
                 part = part.reshape(transform.inverse_shape(latent.shape))
@@ -109,7 +121,7 @@ class Layout:
             else:
                 value = part.reshape(latent.shape)
             theta[latent.name] = value.astype(latent.dtype)
-        return theta, log_det
+        return {slot.latent.name: theta[slot.latent.name] for slot in self.slots}, log_det
 
     # -- names --------------------------------------------------------------------------------------------------------
 

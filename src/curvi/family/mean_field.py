@@ -16,6 +16,7 @@ from jaxtyping import Array, Float
 
 from curvi.curvature.blocks import BlockDiagonal, join, split
 from curvi.family.base import Family
+from curvi.family.centering import Centering, recentered_columns, with_amounts
 from curvi.family.continuous import Normal
 from curvi.family.discrete_values import every_value
 from curvi.family.factor import Factor
@@ -48,9 +49,11 @@ class MeanField(Family[Draw]):
 
     params: Float[Array, " P"]
     layout: Layout = eqx.field(static=True)
+    centering: Centering | None = None
 
     def __init__(self, target: AbstractTarget, factors: Mapping[str, Factor] | None = None):
         self.layout, params = lay_out(target, dict(factors or {}))
+        self.centering = None
         self.params = jax.device_put(params)
 
     @classmethod
@@ -59,7 +62,16 @@ class MeanField(Family[Draw]):
         made = object.__new__(cls)
         object.__setattr__(made, "params", params)
         object.__setattr__(made, "layout", layout)
+        object.__setattr__(made, "centering", None)
         return made
+
+    def recentered(self, amounts: Float[np.ndarray, " E"]) -> "MeanField":
+        assert self.centering is not None
+        places = [np.r_[self.parameter_slices()[name]] for name in self.centering.names]
+        (at, scale_at), params = np.concatenate(places).reshape(-1, 2).T, np.array(self.params)
+        params[at], log_factor = recentered_columns(self, amounts)
+        params[scale_at] += log_factor
+        return with_amounts(self.replace(jax.device_put(params)), amounts)
 
     @property
     def latents(self) -> tuple[Latent, ...]:
@@ -83,7 +95,6 @@ class MeanField(Family[Draw]):
         return split(v, tuple(shapes))
 
     def group_params(self) -> list[Float[Array, "n k"]]:
-        """The parameters of each group of equal factors."""
         return self.split(self.params)
 
     def _with_params(self):
@@ -98,14 +109,12 @@ class MeanField(Family[Draw]):
         direction = self.fisher().factorise().solve_transpose(whitened_step)
         parts = []
         for (factor, params), along in zip(self._with_params(), self.split(direction)):
-            natural, slope = jax.jvp(factor.natural, (params,), (along,))
-            moved = factor.from_natural(natural + slope)
+            moved = factor.from_natural(jnp.add(*jax.jvp(factor.natural, (params,), (along,))))
             valid = jnp.all(jnp.isfinite(moved), -1, keepdims=True)
             parts.append(jnp.where(valid, moved, params + along))
         return self.replace(join(parts))
 
     def sample(self, key) -> Draw:
-        """One independent draw in working coordinates."""
         keys = jax.random.split(key, len(self.layout.factors))
         return tuple(f.sample(k, p) for (f, p), k in zip(self._with_params(), keys))
 
@@ -123,7 +132,7 @@ class MeanField(Family[Draw]):
         return tuple(f.from_normal(p, part[:, 0]) for (f, p), part in zip(self._with_params(), self._cut(noise)))
 
     def to_model(self, x: Draw) -> tuple[dict[str, Array], Float[Array, ""]]:
-        return self.layout.to_model(x, self.params.dtype)
+        return self.layout.to_model(x, self.params.dtype, self.centering)
 
     @property
     def path(self) -> Path:
@@ -145,7 +154,6 @@ class MeanField(Family[Draw]):
     # -- densities ----------------------------------------------------------------------------------------------------
 
     def log_prob(self, x: Draw) -> Float[Array, ""]:
-        """ln q in working coordinates."""
         return self._sum(f.log_prob(p, v) for (f, p), v in zip(self._with_params(), x))
 
     def _sum(self, terms):
@@ -173,7 +181,6 @@ class MeanField(Family[Draw]):
         return BlockDiagonal(tuple(block(f)(p) for f, p in self._with_params()))
 
     def fisher(self) -> BlockDiagonal:
-        """F = E[s s'], block diagonal and positive definite."""
         return BlockDiagonal(tuple(f.fisher(p) for f, p in self._with_params()))
 
     @property
@@ -181,11 +188,9 @@ class MeanField(Family[Draw]):
         return self.reparameterised
 
     def stein_blocks(self, noise, slope) -> BlockDiagonal:
-        blocks = []
-        for (factor, params), part, e in zip(self._with_params(), slope, self._cut(noise)):
-            turned = jax.vmap(lambda p, u, factor=factor: factor.turning(p, u))(params, e[:, 0])
-            blocks.append(part[:, None, None] * turned)
-        return BlockDiagonal(tuple(blocks))
+        groups = zip(self._with_params(), slope, self._cut(noise))
+        blocks = (part[:, None, None] * jax.vmap(f.turning)(p, e[:, 0]) for (f, p), part, e in groups)
+        return BlockDiagonal(tuple(map(jnp.asarray, blocks)))
 
     # -- partly reparameterised draws ---------------------------------------------------------------------------------
 
@@ -198,13 +203,11 @@ class MeanField(Family[Draw]):
         return self.layout.by_param(lambda factor: factor.reparameterised)
 
     def follow(self, drawn: Family[Draw], noise) -> Draw:
-        out = []
-        for (factor, params), other, part in zip(self._with_params(), self.split(drawn.params), self._cut(noise)):
-            if factor.reparameterised:
-                out.append(factor.from_normal(params, part[:, 0]))
-            else:
-                out.append(jax.lax.stop_gradient(factor.from_uniform(other, ndtr(part))))
-        return tuple(out)
+        groups = zip(self._with_params(), self.split(drawn.params), self._cut(noise))
+        return tuple(
+            f.from_normal(p, e[:, 0]) if f.reparameterised else jax.lax.stop_gradient(f.from_uniform(old, ndtr(e)))
+            for (f, p), old, e in groups
+        )
 
     def weighed_log_prob(self, x: Draw) -> Float[Array, ""]:
         return self._sum(f.log_prob(p, v) for (f, p), v in zip(self._with_params(), x) if not f.reparameterised)
@@ -276,11 +279,10 @@ class MeanField(Family[Draw]):
         return self.replace(jnp.asarray(whole))
 
     def parameter_slices(self) -> dict[str, slice]:
-        """The positions of each latent's parameters in the flat vector."""
         return self.layout.parameter_slices()
 
     def params_of(self, name: str) -> np.ndarray:
-        return np.asarray(self.params)[self.layout.parameter_slices()[name]]
+        return np.asarray(self.params)[self.parameter_slices()[name]]
 
     def elements(self) -> list[str]:
         return self.layout.elements()

@@ -5,12 +5,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from curvi.model.latents import Latent
+from curvi.model.location_scale import LocationScale
 
 
 def rebound(value: Any, latents: Mapping[str, Latent]) -> Any:
     """A copy of a tree of dataclasses and tuples with its latents replaced by name."""
     if isinstance(value, Latent):
         return latents.get(value.name, value)
+    if isinstance(value, LocationScale):
+        return value
     if type(value) is tuple:
         return tuple(rebound(item, latents) for item in value)
     if not dataclasses.is_dataclass(value) or isinstance(value, type):

@@ -19,6 +19,7 @@ from curvi.certify.decrement import certify
 from curvi.certify.gain import Gain
 from curvi.estimate.sampling import FINAL_DRAWS, log_ratios
 from curvi.family import FAMILIES, Family
+from curvi.family.centering_table import CenteringTable, centering_table
 from curvi.model.target import AbstractTarget
 from curvi.outcome import Outcome
 from curvi.record.counts import CallCounts
@@ -77,8 +78,16 @@ class Problem:
     may be discarded at any time, and holds nothing that the state does not determine.
     """
 
-    def __init__(self, target: AbstractTarget, q: Family, num_starts: int = 1, families: tuple[str, ...] = ()):
+    def __init__(
+        self,
+        target: AbstractTarget,
+        q: Family,
+        num_starts: int = 1,
+        families: tuple[str, ...] = (),
+        learns_centering: bool = False,
+    ):
         self.target, self.q, self.num_starts = target, q, num_starts
+        self.learns_centering = learns_centering  # where q has a centring; a method may leave it as it is
         self.families = families  # names that a method may choose from; empty where q is an instance of the user's
         # The type of the value depends on the name.
         self._kept: dict[str, tuple[tuple[object, ...], Any]] = {}
@@ -147,6 +156,7 @@ class Method(eqx.Module, Generic[StateT]):
     default_num_steps: ClassVar[int] = 500
     several_starts: ClassVar[bool] = False
     widens: ClassVar[bool] = False  # whether a mean field may become full rank on the way
+    learns_centering: ClassVar[bool] = False
 
     @abstractmethod
     def init(self, problem: Problem, key: PRNGKeyArray) -> StateT:
@@ -176,6 +186,10 @@ class Method(eqx.Module, Generic[StateT]):
         q = state.q
         name = next((name for name, kind in FAMILIES.items() if type(q) is kind), type(q).__name__)
         return (FamilyRow(name, q.num_params, float("nan"), True, "the start of this method"),)
+
+    def centering(self, state: StateT) -> CenteringTable:
+        """The lambdas of the q of a state, and how they were found."""
+        return centering_table(state.q, "given")
 
     def why_not(self, problem: Problem) -> str | None:
         """Why the method does not apply to a problem, as a sentence for the user; None if it does."""

@@ -16,6 +16,7 @@ from jaxtyping import Array, Float
 
 from curvi.model import support as supports_of
 from curvi.model.latents import Latent, check_order, read_latents
+from curvi.model.location_scale import LocationScale, read_location_scale
 from curvi.model.origin import Origin
 from curvi.model.target import AbstractTarget
 from curvi.model.tracing import convert, trace_outputs
@@ -28,7 +29,7 @@ class FactoredTarget(AbstractTarget):
     ----------
     log_factors
         Takes the dict of latents, returns a dict of arrays by name; their sum is ln p(theta, X).
-    init, supports, order, outputs, origin
+    init, supports, order, outputs, origin, location_scale
         As for `Target`.
     local
         The names of the row factors that each local latent affects, by the name of the latent: one name or several. A
@@ -40,14 +41,27 @@ class FactoredTarget(AbstractTarget):
     order: int = eqx.field(static=True)
     outputs: Callable | None
     factors: Callable
+    location_scale: tuple[LocationScale, ...]
     local: tuple[tuple[str, tuple[str, ...]], ...] = eqx.field(static=True)
     origin: Origin | None = eqx.field(static=True)
 
-    def __init__(self, log_factors, init, supports=None, order=0, *, local: Mapping, outputs=None, origin=None):
+    def __init__(
+        self,
+        log_factors,
+        init,
+        supports=None,
+        order=0,
+        *,
+        local: Mapping,
+        outputs=None,
+        origin=None,
+        location_scale=None,
+    ):
         self.origin = origin
         self.latents, self.init = read_latents(init, supports)
         self.order = check_order(order)
         self.outputs = trace_outputs(outputs, self.init)
+        self.location_scale = read_location_scale(location_scale, self.latents, self.init)
         if not callable(log_factors):
             raise ValueError(f"log_factors must be a function of a dict of latents; got {type(log_factors).__name__}")
         self.factors = convert(log_factors, self.init)

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from curvi.model.latents import Latent, check_order, read_latents
+from curvi.model.location_scale import LocationScale, read_location_scale
 from curvi.model.target import AbstractTarget, LogDensity
 from curvi.model.tracing import trace, trace_outputs
 
@@ -30,7 +31,7 @@ class MinibatchTarget(AbstractTarget):
         A pytree of arrays that share their first axis, the rows.
     batch_size
         Rows per batch, drawn without replacement.
-    init, supports, order
+    init, supports, order, outputs, location_scale
         As for `Target`.
     """
 
@@ -40,14 +41,28 @@ class MinibatchTarget(AbstractTarget):
     outputs: Callable | None
     prior: LogDensity
     likelihood_row: Callable
+    location_scale: tuple[LocationScale, ...]
     data: object
     batch_size: int = eqx.field(static=True)
     num_rows: int = eqx.field(static=True)
 
-    def __init__(self, log_prior, log_likelihood_row, data, batch_size, init, supports=None, order=2, *, outputs=None):
+    def __init__(
+        self,
+        log_prior,
+        log_likelihood_row,
+        data,
+        batch_size,
+        init,
+        supports=None,
+        order=2,
+        *,
+        outputs=None,
+        location_scale=None,
+    ):
         self.latents, self.init = read_latents(init, supports)
         self.order = check_order(order)
         self.outputs = trace_outputs(outputs, self.init)
+        self.location_scale = read_location_scale(location_scale, self.latents, self.init)
         self.data = jax.tree.map(jnp.asarray, data)
         self.num_rows = _count_rows(self.data)
         whole = isinstance(batch_size, int | np.integer) and not isinstance(batch_size, bool)

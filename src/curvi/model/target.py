@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from curvi.model.black_box import Caller
 from curvi.model.latents import Latent, check_order, read_latents
+from curvi.model.location_scale import LocationScale, read_location_scale
 from curvi.model.origin import Origin
 from curvi.model.tracing import trace, trace_outputs
 
@@ -80,6 +81,10 @@ class Target(AbstractTarget):
         Optionally information about the model from an adapter.
     terms
         Optionally a function of the same dict that returns the terms of the log density by name.
+    location_scale
+        Optionally, by the name of a latent, a function of the same dict that returns the location and the scale around
+        which the latent is drawn given other latents: `{"a": lambda t: (t["mu"], t["tau"])}` for a ~ Normal(mu, tau).
+        `curvi.fit` then learns its centring.
     black_box
         Whether `log_density` is an ordinary Python function of a dict of numpy arrays (a simulator, legacy code), to be
         called from the host; with order=0. It may be noisy: then its expectation is the objective.
@@ -93,6 +98,7 @@ class Target(AbstractTarget):
     order: int = eqx.field(static=True)
     outputs: Callable | None
     function: LogDensity | None
+    location_scale: tuple[LocationScale, ...]
     site_terms: Callable | None = eqx.field(static=True)
     origin: Origin | None = eqx.field(static=True)
     caller: Caller | None = eqx.field(static=True)
@@ -107,6 +113,7 @@ class Target(AbstractTarget):
         outputs=None,
         origin=None,
         terms=None,
+        location_scale=None,
         black_box=False,
         workers=0,
         timeout=None,
@@ -115,6 +122,7 @@ class Target(AbstractTarget):
         self.latents, self.init = read_latents(init, supports)
         self.order = check_order(order)
         self.outputs = trace_outputs(outputs, self.init)
+        self.location_scale = read_location_scale(location_scale, self.latents, self.init)
         if black_box:
             if self.order != 0:
                 raise ValueError(f"a black box has no derivatives: pass order=0; got order={order}")

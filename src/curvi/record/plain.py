@@ -16,10 +16,11 @@ import numpy as np
 from numpyro.distributions import constraints
 
 from curvi.model.latents import Latent
+from curvi.model.location_scale import LocationScale
 from curvi.model.support import describe
 
-_CLASSES: dict[str, type] = {}
-_NAMES: dict[type, str] = {}
+_CLASSES: dict[str, type] = {"LocationScale": LocationScale}
+_NAMES: dict[type, str] = {LocationScale: "LocationScale"}
 
 Class = TypeVar("Class", bound=type)
 
@@ -74,6 +75,8 @@ def to_plain(value, arrays: list[np.ndarray]):
         return {"dict": [[key, to_plain(item, arrays)] for key, item in value.items()]}
     if isinstance(value, Latent):
         return _plain_latent(value, arrays)
+    if isinstance(value, LocationScale):
+        value = dataclasses.replace(value, function=None)  # that of the target, which a file does not hold
     if isinstance(value, constraints.Constraint) and _constraint(type(value).__name__) is type(value):
         return {"constraint": type(value).__name__, "fields": _fields(vars(value), arrays)}
     if (name := _NAMES.get(type(value))) is not None:

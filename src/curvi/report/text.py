@@ -22,6 +22,7 @@ def verdict(fit: "Fit") -> str:
         "look at": ", ".join(fit.suspects) if not fit.converged else "",
         "posterior": str(check),
         "family": family_line(fit),
+        "centering": "; ".join(map(str, fit.centering)),
         "k-hat": (f"{check.khat:.2f}, " if np.isfinite(check.khat) else "") + khat_words(fit),
         "ELBO": f"{fit.elbo:.4f} ± {fit.elbo_se:.4f} nats",
         "cost": f"{len(fit.history)} steps; {seconds.compile:.2f} s compiling, {seconds.run:.2f} s running",

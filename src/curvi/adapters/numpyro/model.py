@@ -19,13 +19,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
-import numpyro.distributions as dist
 from jax.core import Tracer
-from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from numpyro import handlers
 from numpyro.distributions import biject_to, constraints
 from numpyro.infer.util import compute_log_probs
 
+from curvi.adapters.numpyro.checks import check_constants, is_traced, kind_of, refuse, refuse_dependent
+from curvi.adapters.numpyro.location_scale import location_and_scale, location_scale
 from curvi.adapters.numpyro.origin import numpyro_origin
 from curvi.adapters.numpyro.plates import add_axes, factored_target, has_rows
 from curvi.adapters.numpyro.rows import OnRow, Subsample, find_subsample, is_within
@@ -70,9 +71,9 @@ def from_numpyro(
             f"model '{getattr(model, '__name__', model)}' has no latent site, so there is nothing to infer; "
             "were observations passed for all of its sample statements?"
         )
-    _refuse_dependent(sites)
+    refuse_dependent(sites.program, sites.latents)
     for site in sites.samples:
-        _check_constants(*site)
+        check_constants(*site)
     init, supports = _numbers(sites)
     if init_strategy is not None:
         init = _strategic_start(model, args, kwargs, init_strategy, init)
@@ -100,10 +101,11 @@ def from_numpyro(
             init,
             supports,
             outputs=outputs,
+            location_scale=sites.location_scale(),
         )
-    observed = {name: value for name, _, _, value in sites.samples if value is not None and not _is_traced(value)}
+    observed = {name: value for name, _, _, value in sites.samples if value is not None and not is_traced(value)}
     origin = numpyro_origin(model, args, kwargs, [latent.name for latent in sites.latents], observed, sites.plates)
-    more = {"outputs": outputs, "origin": origin}
+    more = {"outputs": outputs, "origin": origin, "location_scale": sites.location_scale()}
     candidates = [latent.name for latent in sites.latents if latent.has_rows]
     factored = factored_target(lambda theta: log_probs(model, theta, False), init, supports, candidates, **more)
     if factored is not None:
@@ -137,17 +139,21 @@ class _Sites:
     validate: bool  # whether only the running model can tell if an observation lies in its support
     subsample: Subsample | None
     plates: dict[str, dict[str, int]]  # for each, the axis of each latent inside
+    located: dict[str, range]  # the positions of location and scale of latents in the output of the program
+
+    def location_scale(self) -> dict[str, Callable]:
+        return location_scale(self.program, {one.name: one.start_at for one in self.latents}, self.located)
 
 
 def _read(model, args, kwargs) -> _Sites:
-    latents, deterministic, samples, plates, axes = [], [], [], [], {}
+    latents, deterministic, samples, plates, axes, located = [], [], [], [], {}, {}
 
     def run():
         out = []
         trace = _trace(handlers.substitute(model, substitute_fn=_start), args, kwargs)
         plates.append(find_subsample(trace))
         for name, site in trace.items():
-            _refuse(name, site)
+            refuse(name, site)
             if site["type"] == "deterministic":
                 if plates[0] is None or not is_within(site, plates[0].name):
                     deterministic.append(name)
@@ -161,14 +167,17 @@ def _read(model, args, kwargs) -> _Sites:
                     add_axes(axes, name, site, shape)
                     latents.append(_Latent(name, shape, support, len(out), places, has_rows(site, shape)))
                     out += [value, *leaves]
+                    if (pair := location_and_scale(fn)) is not None:
+                        located[name] = range(len(out), len(out) + 2)
+                        out += pair
         return out
 
     program = jax.make_jaxpr(run)()
     validate = any(
-        value is not None and _is_traced((value, support)) and not supports_of.is_real(support)
+        value is not None and is_traced((value, support)) and not supports_of.is_real(support)
         for _, _, support, value in samples
     )
-    return _Sites(program, latents, deterministic, samples, validate, plates[0], axes)
+    return _Sites(program, latents, deterministic, samples, validate, plates[0], axes, located)
 
 
 def _trace(model, args, kwargs):
@@ -192,7 +201,7 @@ def _start(site):
             bijection = biject_to(support)
         except NotImplementedError:
             raise ValueError(
-                f"site '{site['name']}' has support {_kind(support)}, onto which NumPyro has no bijection "
+                f"site '{site['name']}' has support {kind_of(support)}, onto which NumPyro has no bijection "
                 "from the real numbers; reparameterise the site (numpyro.handlers.reparam)"
             ) from None
         value = bijection(jnp.zeros(bijection.inverse_shape(shape)))
@@ -217,60 +226,6 @@ def _strategic_start(model, args, kwargs, strategy, known: dict) -> dict:
     return start
 
 
-def _refuse(name: str, site) -> None:
-    """Raise ValueError for a primitive that a target does not support."""
-    if site["type"] in ("param", "mutable"):
-        raise ValueError(
-            f"site '{name}' is a numpyro.{site['type']}, which has no density; give it a prior "
-            "(numpyro.sample), or pass its value to the model as an argument"
-        )
-
-
-def _refuse_dependent(sites: _Sites) -> None:
-    """Raise ValueError if the support of a latent is computed from the value of another."""
-    out = sites.program.jaxpr.outvars
-    reached = {out[latent.start_at] for latent in sites.latents}
-    for equation in sites.program.jaxpr.eqns:
-        if any(not isinstance(var, Literal) and var in reached for var in equation.invars):
-            reached.update(equation.outvars)
-    for latent in sites.latents:
-        if any(not isinstance(out[at], Literal) and out[at] in reached for at in latent.leaves_at):
-            raise ValueError(
-                f"the support of site '{latent.name}' ({_kind(latent.support)}) depends on another latent. "
-                "Sample a quantity of fixed support instead, such as the fraction of an interval, and "
-                f"compute '{latent.name}' from it with numpyro.deterministic"
-            )
-
-
-def _check_constants(name: str, fn, support, value) -> None:
-    """Raise ValueError if a constant parameter or observation of a site is invalid."""
-    layers = [fn]
-    while (base := getattr(layers[-1], "base_dist", None)) is not None:
-        layers.append(base)
-    masked = any(isinstance(layer, dist.MaskedDistribution) for layer in layers)
-    if value is not None and not masked and not _contains(support, value):
-        raise ValueError(
-            f"observations of site '{name}' lie outside the support of {type(fn).__name__} "
-            f"({supports_of.describe(support)}); correct the data or the distribution"
-        )
-    for layer in layers:
-        for parameter, constraint in layer.arg_constraints.items():
-            given = vars(layer).get(parameter)
-            if isinstance(given, int | float | np.ndarray | jax.Array) and not _contains(constraint, given):
-                raise ValueError(
-                    f"site '{name}': {type(layer).__name__} got an invalid {parameter}, {given}; "
-                    f"it must be {supports_of.describe(constraint)}"
-                )
-
-
-def _contains(constraint, value) -> bool:
-    """Whether a constant satisfies a constraint; True if that is unknown without running the model."""
-    if constraint is None or constraints.is_dependent(constraint) or _is_traced((constraint, value)):
-        return True
-    # The value of a `factor` site is empty.
-    return np.size(value) == 0 or bool(np.all(supports_of.elementwise(constraint)(np.asarray(value))))
-
-
 def _numbers(sites: _Sites) -> tuple[dict, dict]:
     """Starts and supports by name, without tracers; one compiled program computes those unknown to numpy."""
     starts, wanted = {}, []
@@ -290,11 +245,3 @@ def _numbers(sites: _Sites) -> tuple[dict, dict]:
         supports[latent.name] = jax.tree.unflatten(tree, leaves)
         init[latent.name] = computed[latent.start_at] if (start := starts[latent.name]) is None else start
     return init, supports
-
-
-def _is_traced(tree) -> bool:
-    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(tree))
-
-
-def _kind(support) -> str:
-    return type(supports_of.elementwise(support)).__name__.lstrip("_").lower()

@@ -40,6 +40,7 @@ def factored_target(
     candidates: list[str],
     outputs: Callable | None = None,
     origin: Origin | None = None,
+    location_scale: dict[str, Callable] | None = None,
 ) -> FactoredTarget | None:
     """The target with the local latents among the candidates; None if none or all latents are local.
 
@@ -47,7 +48,7 @@ def factored_target(
     ----------
     log_probs
         Takes the dict of latents, returns the log densities of the sites by name, not summed. It is traced once.
-    init, supports, outputs, origin
+    init, supports, outputs, origin, location_scale
         As for `FactoredTarget`.
     candidates
         Names of latents with one entry per row of a plate.
@@ -82,7 +83,8 @@ def factored_target(
         }
 
     named = {latent: tuple(touched[latent]) for latent in local}
-    return FactoredTarget(log_factors, init, supports, 2, local=named, outputs=outputs, origin=origin)
+    more = {"outputs": outputs, "origin": origin, "location_scale": location_scale}
+    return FactoredTarget(log_factors, init, supports, 2, local=named, **more)
 
 
 def _stands_apart(latent: str, touched: dict[str, dict]) -> bool:

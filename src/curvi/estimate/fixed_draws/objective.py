@@ -8,10 +8,11 @@ from curvi.estimate.draws import sobol_net
 from curvi.estimate.fixed_draws.expansion import Excess, Expansion
 from curvi.estimate.fixed_draws.local import FixedDrawsHessian, FixedDrawsModel, PartNoise
 from curvi.estimate.fixed_draws.noise import FixedNoise, NoiseSource, correction_draws
-from curvi.estimate.fixed_draws.sweep import CHUNK, Sweeps
+from curvi.estimate.fixed_draws.sweep import CHUNK, Sweeps, split_structure
 from curvi.estimate.hybrid import Weighted
 from curvi.estimate.local import Counts
 from curvi.family import Family
+from curvi.family.centering import centering_of
 from curvi.family.path import ExpandablePath, HostPath
 from curvi.model.target import AbstractTarget
 from curvi.record.counts import CallCounts
@@ -25,6 +26,7 @@ _LARGEST_HESSIAN = 10_240  # largest dimension: two matrices of 840 MB
 # standard error is at least the second, in nats. A useless one, or one hidden by batch noise, is harmless.
 _MISLED, _MISLED_ERROR = 2.0, 1.0
 _LARGEST_WIDENED = 500  # dimensions up to which the expected Hessian may be asked for
+_FOR_CENTERING = 64  # draws whose gradients tell how centred latents are to be, where nothing else needs them
 _NO_COUNTS = Counts()
 
 
@@ -55,7 +57,8 @@ class Objective:
         self.counts = CallCounts()
         # For rows of the Hessian at the mean, and for the expected Hessian.
         wanted = correction_draws(self.dimension) if self.dimension <= _LARGEST_WIDENED else self.dimension
-        num_kept = min(-(-wanted // CHUNK), self.source.size) if self.expandable else 0
+        wanted = wanted if self.expandable else (_FOR_CENTERING if centering_of(q) is not None else 0)
+        num_kept = min(-(-wanted // CHUNK), self.source.size) if isinstance(self.path, HostPath) else 0
         self._num_kept = num_kept
         self._sweeps = Sweeps(target, q, self.source.size, num_kept)
         # One-sided differences of gradients need double precision.
@@ -216,6 +219,12 @@ class Objective:
         return fixed
 
     # -- programs -----------------------------------------------------------------------------------------------------
+
+    def follow(self, q: Family) -> None:
+        """Evaluate with the centring of q, a value of the programs, not part of their structure."""
+        if centering_of(q) is not centering_of(self.q):
+            self.q = q
+            self._sweeps.arrays = split_structure(self.target, q)[1]
 
     def compile(self, params: np.ndarray) -> None:
         """Compile the gradient program while SciPy reads its table of Sobol numbers, once per process.

@@ -12,11 +12,13 @@ from curvi.estimate.fixed_draws.expansion import Expansion
 from curvi.estimate.fixed_draws.noise import correction_draws, epoch_draws
 from curvi.estimate.fixed_draws.objective import Objective
 from curvi.family import Family
+from curvi.family.centering import centering_of
+from curvi.family.centering_table import CenteringTable, centering_table
 from curvi.methods.base import Budget, FamilyRow, Method, Needs, News, Problem
 from curvi.methods.growing_draws.corrections import fresh_model
 from curvi.methods.growing_draws.ladder import ladder, undecided
 from curvi.methods.growing_draws.rounds import first_draws, next_step, stand_still
-from curvi.methods.growing_draws.state import GrowingState
+from curvi.methods.growing_draws.state import CenteringSearch, GrowingState
 from curvi.methods.growing_draws.verdict import certify_end, plain_elbo
 from curvi.outcome import Outcome
 from curvi.record.counts import CallCounts
@@ -50,6 +52,7 @@ class GrowingDraws(Method[GrowingState]):
     default_num_steps: ClassVar[int] = 1000
     several_starts: ClassVar[bool] = True
     widens: ClassVar[bool] = True
+    learns_centering: ClassVar[bool] = True
 
     def __check_init__(self):
         for name in ("first_draws", "max_draws"):
@@ -75,7 +78,10 @@ class GrowingDraws(Method[GrowingState]):
             max(correction_draws(objective.moment_size), num_draws, 2 * objective.source.epoch), objective.capacity
         )
         stage = "rough" if objective.expandable else "climb"
-        state = GrowingState.at(problem.q, num_draws, num_fresh, stage, exact=objective.always_exact)
+        search = None
+        if problem.learns_centering and (centering := centering_of(problem.q)) is not None:
+            search = CenteringSearch.empty(len(centering.vector()), problem.q.num_params)
+        state = GrowingState.at(problem.q, num_draws, num_fresh, stage, objective.always_exact, search)
         # A rough climb finds its radius; the first step of one without may be a nat long in each dimension.
         return state if objective.expandable else state.but(radius=max(state.radius, float(objective.dimension)))
 
@@ -100,6 +106,13 @@ class GrowingDraws(Method[GrowingState]):
 
     def families(self, problem: Problem, state: GrowingState) -> tuple[FamilyRow, ...]:
         return ladder(problem, state)
+
+    def centering(self, state: GrowingState) -> CenteringTable:
+        search = state.search
+        if search is None:
+            return Method.centering(self, state)
+        number = len(search.values)
+        return centering_table(state.q, f"the best of {number} climbs" if search.done else "not found yet")
 
     def elbo(self, problem: Problem, state: GrowingState, key) -> tuple[float, float, CallCounts]:
         if problem.target.minibatched:
@@ -130,6 +143,7 @@ def _objective(method: GrowingDraws, problem: Problem, q: Family, key) -> Object
 def _at(method: GrowingDraws, problem: Problem, state: GrowingState, key) -> Objective:
     """The objective with the expansion of a state."""
     objective = _objective(method, problem, state.family, key)
+    objective.follow(state.family)
     objective.expansion = None
     if state.hessian.size:
         make = lambda: Expansion(state.hessian, state.sigma)  # noqa: E731

@@ -14,6 +14,7 @@ from curvi.estimate.fixed_draws.sweep import CHUNK
 from curvi.estimate.start import find_start
 from curvi.family.path import ExpandablePath, HostPath
 from curvi.methods.base import Budget, News, Problem
+from curvi.methods.growing_draws.centering import search_centering
 from curvi.methods.growing_draws.corrections import correct
 from curvi.methods.growing_draws.starts import try_start
 from curvi.methods.growing_draws.state import Climb, GrowingState
@@ -33,6 +34,8 @@ def next_step(problem: Problem, objective: Objective, state: GrowingState, budge
     """The next state, after the start of a climb, one of its steps, its end, or a correction; and the news."""
     if len(state.start_elbos) < problem.num_starts != 1:
         return try_start(problem, objective, state, _START, budget.num_steps)
+    if state.search is not None and not state.search.done:
+        return search_centering(problem, objective, state)
     state, local = under_way(problem, objective, state, budget.tolerance)
     assert state.climb is not None
     if state.stage == "correct":

@@ -1,5 +1,7 @@
 """The state of a fit on growing draws: all that its next step needs besides the problem and the key."""
 
+import dataclasses
+
 import jax
 import numpy as np
 
@@ -38,6 +40,41 @@ class Climb:
     @property
     def how(self) -> End | None:
         return End[self.end] if self.end else None
+
+
+@register
+@pytree
+class CenteringSearch:
+    """Climbs at several lambdas (`curvi.methods.growing_draws.centering`), one row each.
+
+    Attributes
+    ----------
+    tried
+        The lambdas of all elements.
+    values, slopes, params
+        The ELBO at the end of the climb, its derivative in each lambda, and the parameters there.
+    information
+        What the rows tell of each element in units of what the prior tells; empty before the first climb.
+    done
+        Whether the search has ended.
+    """
+
+    tried: np.ndarray
+    values: np.ndarray
+    slopes: np.ndarray
+    params: np.ndarray
+    information: np.ndarray
+    done: bool = static(default=False)
+
+    @classmethod
+    def empty(cls, num_elements: int, num_params: int) -> "CenteringSearch":
+        none = np.zeros((0, num_elements))
+        return cls(none, np.zeros(0), none, np.zeros((0, num_params)), np.zeros(0))
+
+    def after(self, tried, value: float, slopes, params) -> "CenteringSearch":
+        """The search after another climb."""
+        grown = {"tried": tried[None], "values": [value], "slopes": slopes[None], "params": params[None]}
+        return dataclasses.replace(self, **{k: np.concatenate([getattr(self, k), row]) for k, row in grown.items()})
 
 
 @register
@@ -83,6 +120,8 @@ class GrowingState:
         (`PredictedGain`); empty before it is known.
     climb
         The current climb, or the one that has just ended; None before a new one.
+    search
+        The search for the lambdas of a centring; None where they are not learned.
     stage
         "rough", "climb" or "correct".
     exact
@@ -117,6 +156,7 @@ class GrowingState:
     error: np.ndarray
     prediction: np.ndarray
     climb: Climb | None
+    search: CenteringSearch | None
     stage: str = static(default="rough")
     exact: bool = static(default=False)
     corrects: bool = static(default=True)
@@ -153,7 +193,9 @@ class GrowingState:
         return copy
 
     @classmethod
-    def at(cls, q: Family, num_draws: int, num_fresh: int, stage: str, exact: bool) -> "GrowingState":
+    def at(
+        cls, q: Family, num_draws: int, num_fresh: int, stage: str, exact: bool, search: CenteringSearch | None = None
+    ) -> "GrowingState":
         none = np.zeros(0)
         return cls(
             family=q,
@@ -176,6 +218,7 @@ class GrowingState:
             error=none,
             prediction=none,
             climb=None,
+            search=search,
             stage=stage,
             exact=exact,
         )

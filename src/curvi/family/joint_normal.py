@@ -79,15 +79,11 @@ class JointNormal(Family[Draw]):
         """Labels and elements of the parameters after mean and scales, given names of coordinates."""
 
     def recentered(self, amounts: Float[np.ndarray, " E"]) -> Self:
-        at, (mean, log_factor), params = (
-            centered_columns(self),
-            recentered_columns(self, amounts),
-            np.array(self.params),
-        )
-        params[at], moved = mean, np.zeros(self.dimension)
-        moved[at] = log_factor
-        params[self.dimension : 2 * self.dimension] += moved
-        params[2 * self.dimension : self.num_normal_params] *= np.exp(moved[self.below_rows])
+        params, size, moved = np.array(self.params), self.dimension, np.zeros(self.dimension)
+        at = centered_columns(self)
+        params[at], moved[at] = recentered_columns(self, amounts)
+        params[size : 2 * size] += moved
+        params[2 * size : self.num_normal_params] *= np.exp(moved[self.below_rows])
         return with_amounts(self.replace(jax.device_put(params)), amounts)
 
     # -- parts --------------------------------------------------------------------------------------------------------

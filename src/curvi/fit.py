@@ -116,9 +116,8 @@ def fit(
         if start is None:
             q, learns = first_centering(target, q, centering, method, isinstance(family, Family))
     problem = Problem(target, q, num_starts, families, learns)
-    asked = problem
-    if families == ("full_rank",) and q.why_not_full_rank() is None:
-        asked = Problem(target, FullRank(target), num_starts, families)  # what the mean field will become
+    widens = families == ("full_rank",) and q.why_not_full_rank() is None  # what the mean field will become
+    asked = Problem(target, FullRank(target), num_starts, families) if widens else problem
     if (why := method.why_not(asked)) is not None:
         raise ValueError(why)
     if start is not None:
@@ -126,7 +125,6 @@ def fit(
         if start.converged and start.remaining_gain + 2 * start.remaining_gain_se <= tolerance:
             return start
     limits = Limits(method.default_num_steps if num_steps is None else num_steps, max_seconds, max_evaluations)
-    checks = 0
     with clock, open_progress(progress, limits.num_steps, tolerance) as display:
         if start is None:
             checks = check_scale(target, key) if isinstance(target, MinibatchTarget) else 0

@@ -247,5 +247,6 @@ FAMILIES = {
     "bordered": Row(_in_blocks, grouped),
     "bordered, crossed": Row(_crossed, crossed),
     "bordered, constrained": Row(_pairs, skewed, num_nodes=24),
+    "bordered, centred": Row(lambda t: with_lambdas(Bordered(t, {"group": "a"}), t), centred, num_nodes=9),
     "bordered, discrete": Row(_pairs, mixed, num_nodes=16, values=(2, 3)),
 }

@@ -2,16 +2,17 @@
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import numpy as np
 
 from curvi.diagnostics.curvature_report import CurvatureReport, curvature_report
 from curvi.diagnostics.draws_error import errors_of_moments, errors_of_quantiles
-from curvi.diagnostics.linear_response import Covariance, linear_response, sample_covariance
+from curvi.diagnostics.linear_response import Covariance, sample_covariance
 from curvi.diagnostics.moments import mean_and_sd, quantiles
 from curvi.diagnostics.posterior_check import PosteriorCheck, check_posterior
-from curvi.diagnostics.response import check_kind, corrected, curvature_of, response_of
+from curvi.diagnostics.response import check_kind, corrected, response_covariance, response_of
 from curvi.diagnostics.reweighted import weights_of
 from curvi.diagnostics.sensitivity import Sensitivity, sensitivity
 from curvi.estimate.resample import resample
@@ -88,7 +89,7 @@ class Fit:
     def converged(self) -> bool:
         return self.outcome is Outcome.CONVERGED
 
-    def sample(self, key, num_draws: int, kind: str = "q") -> dict[str, np.ndarray | jax.Array]:
+    def sample(self, key, num_draws: int, kind: str = "q") -> dict[str, Any]:
         """`num_draws` draws by name, on the model's own supports, with the model's further outputs.
 
         `kind="q"` draws from q. `kind="linear_response"` draws from the corrected normal distribution: q's means and
@@ -140,7 +141,7 @@ class Fit:
     def covariance(self, kind: str = "linear_response", names=None) -> Covariance:
         """Joint posterior covariance of all or of the named latents and outputs (`matrix`, `labels`, `sd()`)."""
         if check_kind(kind) == "linear_response":
-            return linear_response(self.target, self.q, jax.random.key(0), names, curvature_of(self))
+            return response_covariance(self, names)
         return sample_covariance(self.sample(jax.random.key(0), 4096), names)
 
     @functools.cached_property
@@ -227,11 +228,11 @@ class Fit:
 
     # -- output -------------------------------------------------------------------------------------------------------
 
-    def summary(self, probabilities=(0.05, 0.5, 0.95), kind: str = "q"):
+    def summary(self, probabilities=(0.05, 0.5, 0.95), kind: str = "q", names=None):
         """A printable table with one row per scalar: mean, sds, quantiles, errors; has `to_dict()` and `to_pandas()`.
-        Means and quantiles are those of `kind`; both sds are shown.
+        Means and quantiles are those of `kind`; both sds are shown. `names` chooses quantities and elements (\"x[3]\").
         """
-        return summarise(self, probabilities, check_kind(kind))
+        return summarise(self, probabilities, check_kind(kind), names)
 
     def save(self, path) -> None:
         """Write the fit to one file for `curvi.load`, with the state to resume from but without the target."""

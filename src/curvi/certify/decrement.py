@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from curvi.certify.gain import Gain, as_finite_or_inf
+from curvi.certify.streamed import streamed_certificate, streams
 from curvi.descent.newton import newton_step
 from curvi.estimate.local import Counts
 from curvi.estimate.pathwise import Pathwise
@@ -31,6 +32,8 @@ def certify(target: AbstractTarget, q: Family, key) -> Gain:
     """The certificate of q: pathwise curvature where the target has two derivatives, Stein's where it has one, score
     curvature elsewhere; the last two shrunk by their noise.
     """
+    if streams(target, q):
+        return streamed_certificate(target, q, key)
     nats, error, counts = _certify(target, q, key)
     calls = CallCounts(*(int(number) for number in jax.tree.leaves(counts)))
     return Gain(as_finite_or_inf(nats), as_finite_or_inf(error), counts=calls)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _FLAT, _STIFF = 0.25, 4.0  # the posterior twice as wide as q, and half as wide
 _DENSE_ALONE = 512  # parameters up to which the matrix is formed for its eigenvalues alone
+MOST_PARAMS = 2**18
 _STEPS = 60  # products of Lanczos's method
 _NOT_FINITE = "the Hessian is not finite at draws of q: it has no directions to report"
 _PARTS = 6
@@ -104,6 +105,11 @@ def curvature_report(fit: "Fit", num_directions: int = 3) -> CurvatureReport:
     """`num_directions` from either end of the spectrum; see `Fit.curvature_report`."""
     if num_directions < 1:
         raise ValueError(f"num_directions must be at least 1; got {num_directions}")
+    if fit.q.num_params > MOST_PARAMS:
+        raise ValueError(
+            f"a curvature report keeps {_STEPS} vectors of the parameters; it is made for at most {MOST_PARAMS:,}, "
+            f"and q has {fit.q.num_params:,}"
+        )
     curved = curvature_of(fit, "a curvature report")
     values, vectors = extreme_eigenpairs(curved, min(num_directions, fit.q.num_params))
     labels = np.asarray(fit.q.parameter_labels())

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from curvi.diagnostics.elements import labels_of
 from curvi.diagnostics.hessian import WhitenedHessian
 from curvi.diagnostics.on_draws import everything
 from curvi.family import Family
@@ -156,14 +157,3 @@ def mean_shift(target, q, step, noise=None):
     if noise is None:
         noise = jax.random.normal(jax.random.key(0), (256, q.noise_size), q.params.dtype)
     return jax.jvp(lambda params: _means_of(target, q.replace(params), noise, None, q), (q.params,), (step,))[1]
-
-
-def labels_of(shapes) -> tuple[str, ...]:
-    """One name per element, "beta[3]", of quantities with these shapes by name."""
-    out = []
-    for name, shape in shapes.items():
-        if shape == ():
-            out.append(name)
-        else:
-            out.extend(f"{name}[{','.join(map(str, index))}]" for index in np.ndindex(*shape))
-    return tuple(out)

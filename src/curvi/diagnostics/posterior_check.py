@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from curvi.diagnostics.linear_response import labels_of
+from curvi.diagnostics.elements import label_at
 from curvi.diagnostics.response import affordable_response
 from curvi.diagnostics.reweighted import Reweighted, flat, reweighted, weights_of
 from curvi.record.plain import register
@@ -169,9 +169,9 @@ def _errors(fit: "Fit", seen: _Seen) -> tuple[float, float, float, str]:
     mean_error = math.nan if shift is None else float(np.sqrt(np.mean((shift * np.exp(-2 * widening))[known])))
     size = np.where(known, np.abs(widening), -1.0)
     worst = int(size.argmax())
-    labels = labels_of({name: np.shape(value) for name, value in fit.sd().items()})
+    label = label_at({name: np.shape(value) for name, value in fit.sd().items()}, worst)
     sd_error = float(np.median(np.abs(np.expm1(-widening[known]))))
-    return mean_error, sd_error, float(np.exp(widening[worst])), labels[worst]
+    return mean_error, sd_error, float(np.exp(widening[worst])), label
 
 
 def _doubts(seen: _Seen, mean_error: float, sd_error: float, factor: float, at: str) -> tuple[str, ...]:

@@ -6,7 +6,8 @@ import jax
 import numpy as np
 
 from curvi.diagnostics.hessian import WhitenedHessian
-from curvi.diagnostics.linear_response import response_sd
+from curvi.diagnostics.linear_response import Covariance, linear_response, response_sd
+from curvi.diagnostics.streamed_response import is_large, streamed_response
 from curvi.family import Family
 from curvi.family.corrected import NormalWithCovariance, not_normal
 
@@ -38,8 +39,17 @@ def curvature_of(fit: "Fit", purpose: str = "linear response") -> WhitenedHessia
     return vars(fit)["_curvature"]
 
 
+def response_covariance(fit: "Fit", names=None) -> Covariance:
+    """The covariance by linear response of all or of the named latents, outputs and elements."""
+    if is_large(fit.target, fit.q):
+        return streamed_response(fit.target, fit.q, names)
+    return linear_response(fit.target, fit.q, jax.random.key(0), names, curvature_of(fit))
+
+
 def response_of(fit: "Fit") -> dict[str, np.ndarray]:
     """The sds by linear response of all latents and outputs; computed once."""
+    if is_large(fit.target, fit.q):
+        return streamed_response(fit.target, fit.q, None).sd()
     if "_response" not in vars(fit):
         vars(fit)["_response"] = response_sd(curvature_of(fit))
     return dict(vars(fit)["_response"])
@@ -47,6 +57,8 @@ def response_of(fit: "Fit") -> dict[str, np.ndarray]:
 
 def affordable_response(fit: "Fit") -> dict[str, np.ndarray]:
     """The same, unasked; ValueError where it would cost much more than the fit."""
+    if is_large(fit.target, fit.q):
+        return response_of(fit)  # raises, naming what it can do
     spent = max(fit.counts.evaluations, _FREE)
     if (cost := 2 * curvature_of(fit).cost(fit.q.noise_size)) > spent:
         raise ValueError(

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 import jax
 import numpy as np
 
-from curvi.estimate.psis import KHAT_DRAWS, SmoothedWeights, smooth_weights
-from curvi.estimate.sampling import sample
+from curvi.diagnostics.moments import MOST_LATENTS
+from curvi.estimate.psis import SmoothedWeights, smooth_weights
+from curvi.estimate.sampling import final_draws, sample
 
 if TYPE_CHECKING:
     from curvi.results import Fit
@@ -43,14 +44,20 @@ class Reweighted:
 def weights_of(fit: "Fit") -> SmoothedWeights:
     """The smoothed weights of the draws behind k-hat; made once."""
     if "_weights" not in vars(fit):
-        vars(fit)["_weights"] = smooth_weights(fit.log_ratios(jax.random.key(0), KHAT_DRAWS))
+        vars(fit)["_weights"] = smooth_weights(fit.log_ratios(jax.random.key(0), final_draws(fit.q)))
     return vars(fit)["_weights"]
 
 
 def reweighted(fit: "Fit") -> Reweighted:
     """The moments of the weighted draws, in chunks, less those without weights."""
-    weights = np.exp(weights_of(fit).log_weights)
+    found = weights_of(fit)
+    weights = np.exp(found.log_weights)
     count = len(weights)
+    if fit.q.noise_size > MOST_LATENTS:
+        raise ValueError(
+            f"{found.effective_draws:,.0f} of {count:,} draws are effective (k-hat {found.khat:.2f}), and of more than "
+            f"{MOST_LATENTS:,} latents no moments are taken under weights"
+        )
     plain = np.full(count, 1 / count)
     mean, sd = flat(fit.mean()), flat(fit.sd())
     # The keys of `log_ratios`: the same draws.

@@ -16,8 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from curvi.diagnostics.elements import labels_of
 from curvi.diagnostics.hessian import MOST_DRAWS
-from curvi.diagnostics.linear_response import labels_of, mean_shift
+from curvi.diagnostics.linear_response import mean_shift
 from curvi.diagnostics.response import curvature_of
 from curvi.model.over_draws import map_draws, over_draws
 

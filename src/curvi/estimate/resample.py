@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from curvi.estimate.psis import KHAT_DRAWS, smooth_weights
-from curvi.estimate.sampling import _CHUNK, _host_log_ratios, _log_ratio_chunks, sample
+from curvi.estimate.sampling import _CHUNK, _host_log_ratios, ratios_of_keys, sample
 from curvi.family import Family
 from curvi.model.target import AbstractTarget
 
@@ -19,11 +19,10 @@ def resample(
     if num_draws < 1 or wanted < num_draws:
         raise ValueError(f"num_draws must be from 1 to num_proposals; got {num_draws} of {wanted}")
     key_propose, key_choose = jax.random.split(key)
-    chunks = -(-wanted // _CHUNK)
-    keys = jax.random.split(key_propose, chunks * _CHUNK).reshape(chunks, _CHUNK)
+    keys = jax.random.split(key_propose, -(-wanted // _CHUNK) * _CHUNK)
     # The same keys give the same draws here and in `sample` below.
     black_box = target.black_box
-    ratios = _host_log_ratios(target, q, keys.reshape(-1)[:wanted]) if black_box else _log_ratio_chunks(target, q, keys)
+    ratios = _host_log_ratios(target, q, keys[:wanted]) if black_box else ratios_of_keys(target, q, keys)
     weights = smooth_weights(ratios[:wanted])
     if weights.khat > 0.7:
         warnings.warn(
@@ -33,5 +32,5 @@ def resample(
         )
     rng = np.random.default_rng(np.asarray(jax.random.key_data(key_choose)).astype(np.uint32))
     chosen = rng.choice(wanted, num_draws, p=np.exp(weights.log_weights))
-    draws = sample(target, q, keys.reshape(-1)[chosen])
+    draws = sample(target, q, keys[chosen])
     return {name: np.asarray(draw) for name, draw in draws.items()}

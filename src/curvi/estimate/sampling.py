@@ -6,16 +6,42 @@ import jax.numpy as jnp
 import numpy as np
 
 from curvi.family import Family
+from curvi.model.memory import draws_at_once
 from curvi.model.over_draws import map_draws, over_draws
 from curvi.model.target import AbstractTarget
 
 FINAL_DRAWS = 4096  # draws for the ELBO of a fit
+LARGE = 2**17  # numbers behind a draw from which a quarter of the draws serve
 _CHUNK = 256
 
 
-@eqx.filter_jit
+def final_draws(q: Family) -> int:
+    """Draws for the ELBO of a fit, and for k-hat."""
+    return FINAL_DRAWS if q.noise_size <= LARGE else FINAL_DRAWS // 4
+
+
+def at_once(target: AbstractTarget, q: Family) -> int:
+    """Draws in a chunk: fewer than usual where they would take much of the memory."""
+    return draws_at_once(target, q.noise_size, q.params.dtype.itemsize, _CHUNK)
+
+
 def sample(target, q, keys):
-    """The draw of each key by name, with the model's outputs."""
+    """The draw of each key by name, with the model's outputs; in chunks, on the host, where they are large."""
+    size = at_once(target, q)
+    if size == _CHUNK or len(keys) <= size:
+        return _sample(target, q, keys)
+    out: dict[str, np.ndarray] = {}
+    for begin in range(0, len(keys), size):
+        part = keys[begin : begin + size]
+        for name, draws in _sample(target, q, part).items():
+            if begin == 0:
+                out[name] = np.empty((len(keys), *draws.shape[1:]), draws.dtype)
+            out[name][begin : begin + len(part)] = draws
+    return out
+
+
+@eqx.filter_jit
+def _sample(target, q, keys):
     return to_outputs(target, q, jax.vmap(q.sample)(keys))
 
 
@@ -36,8 +62,12 @@ def log_ratios(target: AbstractTarget, q: Family, key, num_draws: int) -> jax.Ar
     """
     if target.black_box:
         return _host_log_ratios(target, q, jax.random.split(key, num_draws))
-    chunks = -(-num_draws // _CHUNK)
-    return _log_ratio_chunks(target, q, jax.random.split(key, chunks * _CHUNK).reshape(chunks, _CHUNK))[:num_draws]
+    return ratios_of_keys(target, q, jax.random.split(key, -(-num_draws // _CHUNK) * _CHUNK))[:num_draws]
+
+
+def ratios_of_keys(target: AbstractTarget, q: Family, keys) -> jax.Array:
+    """ln p - ln q at the draws of these keys, a multiple of 256 of them."""
+    return _log_ratio_chunks(target, q, keys.reshape(-1, at_once(target, q)))
 
 
 def _host_log_ratios(target, q, keys) -> jax.Array:
@@ -70,7 +100,7 @@ def _log_ratio_chunks(target, q, keys):
         x = q.sample(key)
         return q.log_joint(density, x) - q.log_prob(x)
 
-    return jax.lax.map(over_draws(target, _CHUNK)(one), keys).reshape(-1)
+    return jax.lax.map(over_draws(target, keys.shape[1])(one), keys).reshape(-1)
 
 
 def densities(target, q, keys):
@@ -78,11 +108,11 @@ def densities(target, q, keys):
     if target.black_box:
         theta, log_det, log_q = _host_inputs(q, keys)
         return jnp.asarray(_host_values(target, theta)), log_q - log_det
-    return _densities(target, q, keys)
+    return _densities(target, q, keys, at_once(target, q))
 
 
 @eqx.filter_jit
-def _densities(target, q, keys):
+def _densities(target, q, keys, chunk: int):
     density = target.full()
 
     def one(key):
@@ -90,4 +120,4 @@ def _densities(target, q, keys):
         theta, log_det = q.to_model(x)
         return density(theta), q.log_prob(x) - log_det
 
-    return map_draws(target, one, keys, _CHUNK)
+    return map_draws(target, one, keys, chunk)

@@ -20,6 +20,7 @@ from curvi.curvature import BlockDiagonal, BlockLowRank, Sampled
 from curvi.estimate.control_variates import ControlVariate
 from curvi.estimate.draws import Draws, Independent
 from curvi.estimate.local import Counts, Estimated, GroupNoise, LocalModel, num_groups, variance_of_mean
+from curvi.estimate.made_score import made, made_estimate
 from curvi.family import Family
 from curvi.family.base import DrawT
 from curvi.model.over_draws import over_draws
@@ -153,6 +154,9 @@ class AnchoredScore(eqx.Module):
             check_num_draws(self.num_gradient_draws, 2, "num_gradient_draws")
 
     def __call__(self, target: AbstractTarget, q: Family, key) -> Estimated:
+        plain = isinstance(self.draws, Independent) and self.control is None and self.num_gradient_draws is None
+        if plain and made(target, q, self.num_draws):
+            return made_estimate(target, q, jax.random.split(key)[0], self.num_draws)
         sample, gradient_sample, counts = _two_samples(self, target, q, key)
         fisher = q.fisher()
         scores = jax.vmap(q.score)(sample.x)

@@ -12,6 +12,7 @@ from curvi.model.target import AbstractTarget
 _DRAWS = 8
 _SCALES = (0.0, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
 _TRIES_PER_SCALE = 8
+_LARGE = 2**26  # numbers in all draws of all candidates
 
 
 @eqx.filter_jit
@@ -35,6 +36,11 @@ def find_start(target: AbstractTarget, q: Family, key) -> tuple[Family, int]:
     key_draw, key_move = jax.random.split(key)
     keys = jax.random.split(key_draw, _DRAWS)
     rows = len(_SCALES) * _TRIES_PER_SCALE
+    if rows * _DRAWS * q.num_params > _LARGE:
+        # One candidate at a time, and no other where the given start will do.
+        values = np.array([_log_densities(target, q, q.params[None], keys[i : i + 1]) for i in range(_DRAWS)])
+        if np.all(np.isfinite(values)):
+            return q, values.size
     spread = jnp.repeat(jnp.asarray(_SCALES, q.params.dtype), _TRIES_PER_SCALE)[:, None]
     candidates = q.params + spread * jax.random.normal(key_move, (rows, q.num_params), q.params.dtype)
     values = np.asarray(_log_densities(target, q, candidates, keys))

@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 
+from curvi.diagnostics.elements import labels_of
 from curvi.mcmc.moved import Moved
 from curvi.model.origin import origin_of
 from curvi.model.target import AbstractTarget
@@ -12,7 +13,7 @@ from curvi.record.counts import CallCounts
 from curvi.record.history import Seconds
 from curvi.record.version import VERSION
 from curvi.report.arviz import container
-from curvi.report.table import Summary, labels_of
+from curvi.report.table import Summary
 
 _MOST_R_HAT = 1.01  # Vehtari et al. 2021
 _EFFECTIVE_PER_CHAIN = 100  # the same; below, R-hat itself is not reliable

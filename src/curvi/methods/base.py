@@ -17,7 +17,7 @@ from jaxtyping import PRNGKeyArray
 
 from curvi.certify.decrement import certify
 from curvi.certify.gain import Gain
-from curvi.estimate.sampling import FINAL_DRAWS, log_ratios
+from curvi.estimate.sampling import final_draws, log_ratios
 from curvi.family import FAMILIES, Family
 from curvi.family.centering_table import CenteringTable, centering_table
 from curvi.model.target import AbstractTarget
@@ -174,8 +174,9 @@ class Method(eqx.Module, Generic[StateT]):
 
     def elbo(self, problem: Problem, state: StateT, key: PRNGKeyArray) -> tuple[float, float, CallCounts]:
         """The ELBO of a state on fresh draws and all data, its standard error, and the evaluations spent."""
-        values = log_ratios(problem.target, state.q, jax.random.fold_in(key, _FOR_ELBO), FINAL_DRAWS)
-        return *mean_and_error(values), CallCounts(log_density=FINAL_DRAWS)
+        num_draws = final_draws(state.q)
+        values = log_ratios(problem.target, state.q, jax.random.fold_in(key, _FOR_ELBO), num_draws)
+        return *mean_and_error(values), CallCounts(log_density=num_draws)
 
     def fixed_draws(self, q: Family) -> int | None:
         """The largest number of draws on which the method seeks a maximum; None where it does not keep them fixed."""

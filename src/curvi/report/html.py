@@ -1,5 +1,6 @@
 """A fit as one self-contained HTML page: the verdict first, then the details. No script, no network."""
 
+import math
 import platform
 from html import escape
 from pathlib import Path
@@ -8,7 +9,6 @@ from typing import TYPE_CHECKING
 import jax
 import numpy as np
 
-from curvi.diagnostics.linear_response import labels_of
 from curvi.diagnostics.posterior_check import RIGHT
 from curvi.estimate.psis import khat_meaning
 from curvi.record.history import History
@@ -134,7 +134,8 @@ def _posterior(fit: "Fit", table: Summary) -> str:
     mean, response = table.columns[MEAN], table.columns.get(RESPONSE_SD)
     figures, start = [], 0
     for name, shape in list(shapes.items())[:_MOST_CHARTS]:
-        labels = labels_of({name: shape})
+        count = table.counts[name]
+        labels = table.labels[start : start + count]
         rows = []
         for i, label in enumerate(labels[:_MOST_ROWS], start):
             wide = (
@@ -142,10 +143,10 @@ def _posterior(fit: "Fit", table: Summary) -> str:
             )
             if all(np.isfinite([mean[i], low[i], high[i], *(wide or ())])):
                 rows.append((label, mean[i], (low[i], high[i]), wide))
-        more = f"{name}: the first {_MOST_ROWS} of {len(labels)}" if len(labels) > _MOST_ROWS else ""
+        more = f"{name}: the first {_MOST_ROWS} of {math.prod(shape)}" if math.prod(shape) > _MOST_ROWS else ""
         if rows:
             figures.append(_figure(svg.intervals(rows, f"Posterior intervals of {name}"), more))
-        start += len(labels)
+        start += count
     legend = '<p class="legend"><span><i class="key meanfield"></i>5 % to 95 % of q</span> '
     if response is not None:
         legend += '<span><i class="key response"></i>linear response, mean ± 1.64 sd</span>'

@@ -1,11 +1,12 @@
 """The posterior as a table: one row per scalar, with the sds of q and of linear response side by side."""
 
 import dataclasses
+import functools
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from curvi.diagnostics.linear_response import labels_of
+from curvi.diagnostics.elements import chosen_elements, label_of
 from curvi.diagnostics.response import affordable_response
 from curvi.report import answers
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from curvi.results import Fit
 
 _SHOWN = 60
+_MOST_ROWS, _MOST_EACH = 100_000, 1000  # scalars that all have a row; rows of each quantity where there are more
 
 MEAN, SD, RESPONSE_SD = "mean", "sd (q)", "sd (linear response)"
 ERROR, SD_ERROR = "error of mean", "error of sd"
@@ -32,12 +34,15 @@ class Summary:
         Remarks on the columns, and the reasons for missing ones.
     unknown
         What is printed for numbers that are not known.
+    counts
+        The number of rows of each quantity by name, where that is known.
     """
 
     labels: tuple[str, ...]
     columns: dict[str, np.ndarray]
     notes: tuple[str, ...] = ()
     unknown: str = "nan"
+    counts: dict[str, int] = dataclasses.field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -83,10 +88,15 @@ class Summary:
     __repr__ = __str__
 
 
-def summarise(fit: "Fit", probabilities=(0.05, 0.5, 0.95), kind: str = "q") -> Summary:
-    """The summary of a fit. If linear response is not available, its column is left out, and a note says why."""
+def summarise(fit: "Fit", probabilities=(0.05, 0.5, 0.95), kind: str = "q", names=None) -> Summary:
+    """The summary of a fit, or of the named quantities and elements alone. If linear response is not available, its
+    column is left out, and a note says why.
+    """
     mean, sd, quantiles = fit.mean(kind), fit.sd(), fit.quantiles(probabilities, kind)
     shapes = {name: value.shape for name, value in mean.items()}
+    num_scalars = sum(value.size for value in mean.values())
+    chosen = chosen_elements(shapes, names, _MOST_EACH if num_scalars > _MOST_ROWS else None)
+    _flat = functools.partial(_columns, chosen)
     columns, notes = {MEAN: _flat(mean), SD: _flat(sd)}, []
     try:
         columns[RESPONSE_SD] = _flat(affordable_response(fit))
@@ -101,11 +111,19 @@ def summarise(fit: "Fit", probabilities=(0.05, 0.5, 0.95), kind: str = "q") -> S
         notes.append(f'"{ERROR}", "{SD_ERROR}": one standard error, from the finite number of draws behind the fit.')
     if kind == "linear_response":
         notes.append("Means and quantiles are those of the normal with the covariance of linear response.")
-    return Summary(labels_of(shapes), columns, (*notes, *answers.notes(fit)))
+    notes += [_first_of(name, index, shapes[name]) for name, index in chosen.items() if names is None]
+    labels = tuple(label_of(name, shapes[name], i) for name, index in chosen.items() for i in index)
+    counts = {name: len(index) for name, index in chosen.items()}
+    return Summary(labels, columns, (*filter(None, notes), *answers.notes(fit)), counts=counts)
 
 
-def _flat(values: dict[str, np.ndarray]) -> np.ndarray:
-    return np.concatenate([np.ravel(np.asarray(value, dtype=float)) for value in values.values()])
+def _first_of(name: str, index: np.ndarray, shape: tuple[int, ...]) -> str:
+    size = int(np.prod(shape))
+    return f"{name}: the first {len(index):,} of {size:,} elements; names= chooses." if len(index) < size else ""
+
+
+def _columns(chosen: dict[str, np.ndarray], values: dict[str, np.ndarray]) -> np.ndarray:
+    return np.concatenate([np.ravel(values[name])[index].astype(float) for name, index in chosen.items()])
 
 
 def number(value: float) -> str:

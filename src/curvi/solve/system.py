@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from curvi.curvature import BlockLowRank, Operator, Sampled
+from curvi.curvature import BlockLowRank, MadeLowRank, Operator, Sampled
 from curvi.solve.solution import Solution, SolveOutcome
 
 
@@ -43,6 +43,8 @@ def check_system(operator: Operator, rhs) -> Float[Array, " P"]:
 def low_rank_form(operator: Operator, method: str) -> BlockLowRank:
     """The operator as block diagonal plus low rank, or an error that suggests another solver."""
     form = operator.mean if isinstance(operator, Sampled) else operator
+    if isinstance(form, MadeLowRank):
+        form = form.stored()
     if not isinstance(form, BlockLowRank):
         raise TypeError(f"{method} needs a BlockLowRank operator, got {type(form).__name__}; use CG, or Dense if small")
     return form

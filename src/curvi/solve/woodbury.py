@@ -17,6 +17,8 @@ from curvi.record.plain import register
 from curvi.solve.solution import Solver
 from curvi.solve.system import check_system, conclude, low_rank_form, norm
 
+_STORED = 2**25  # numbers in U up to which A^-1 U' is stored beside it
+
 
 @register
 class Woodbury(Solver):
@@ -47,13 +49,16 @@ class Woodbury(Solver):
         rhs = check_system(operator, rhs)
         form = low_rank_form(operator, "Woodbury")
         solve_blocks, weights, vectors = form.diagonal.solve, form.weights, form.vectors
-        rows = jax.vmap(solve_blocks)(vectors)
-        capacitance = jnp.eye(weights.shape[0], dtype=rhs.dtype) + weights[:, None] * matmul(vectors, rows.T)
+        if vectors.size <= _STORED:
+            gram = matmul(vectors, jax.vmap(solve_blocks)(vectors).T)
+        else:  # A^-1 U' some columns at a time, so that U is all that is stored
+            gram = jax.lax.map(lambda u: matmul(vectors, solve_blocks(u)), vectors, batch_size=8).T
+        capacitance = jnp.eye(weights.shape[0], dtype=rhs.dtype) + weights[:, None] * gram
         factors = jsl.lu_factor(capacitance)
 
         def solve(b):
             first = solve_blocks(b)
-            return first - matmul(jsl.lu_solve(factors, weights * matmul(vectors, first)), rows)
+            return first - solve_blocks(matmul(jsl.lu_solve(factors, weights * matmul(vectors, first)), vectors))
 
         x = solve(rhs)
         rest = rhs - operator.mv(x)

@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from curvi.estimate.streamed import programs
@@ -11,6 +12,7 @@ from curvi.family import Family
 from curvi.model.target import AbstractTarget
 from curvi.record.counts import CallCounts
 
+Design = tuple[tuple[int, ...], int]  # the numbers that name a design, and how many draws it has
 MAX_PRODUCTS = 200
 _ROUNDED = 20  # rounding errors of a sum of many terms, in units of its last digit
 _EXACT = 1e-14  # relative rounding of values in double precision, or of compensated sums
@@ -74,6 +76,12 @@ class StreamedObjective:
         self.resolution = _EXACT if exact_values else _ROUNDED * float(np.finfo(target.dtype).eps)
         self.counts = CallCounts()
 
+    @classmethod
+    def of(cls, target: AbstractTarget, q: Family, key, chunk: int, max_draws: int) -> "StreamedObjective":
+        """The objective of a target, which knows whether its values are exact."""
+        exact = jnp.finfo(q.params.dtype).bits >= 64 or jax.eval_shape(target.terms, target.init) is not None
+        return cls(target, key, chunk, max_draws, exact)
+
     def seed(self, stream: tuple[int, ...]) -> np.ndarray:
         return np.random.default_rng([*self.words, *stream]).integers(2**32, size=2, dtype=np.uint32)
 
@@ -92,7 +100,7 @@ class StreamedObjective:
         """Nats that the rounding of a value may hide."""
         return self.resolution * (abs(look.value) + 1)
 
-    def solve(self, look: Look, few: tuple[tuple[int, ...], int], b, radius: float, residual: float, most=MAX_PRODUCTS):
+    def solve(self, look: Look, few: Design, b, radius: float, residual: float, most=MAX_PRODUCTS):
         """-H x = b at the q of a look, with the curvature of a design of few draws: its stream and their number."""
         stream, num_draws = few
         dtype = look.gradient.dtype

@@ -5,13 +5,13 @@ import numpy as np
 from curvi.certify.gain import UNKNOWN
 from curvi.control.climb import ON_FIXED_DRAWS
 from curvi.estimate.streamed import programs
-from curvi.estimate.streamed.objective import Look, StreamedObjective
+from curvi.estimate.streamed.objective import Design, Look, StreamedObjective
 from curvi.methods.base import News, Problem
 from curvi.methods.streamed_newton.state import ENDLESS, StreamedState
 from curvi.outcome import Outcome
 from curvi.solve.truncated_cg import HOST
 
-FOR_CLIMBING, FOR_CORRECTING, FOR_CHECKING = range(3)
+FOR_CLIMBING, FOR_CORRECTING = range(2)
 _RESIDUAL = 0.1  # of a step: what it leaves is a hundredth of its gain
 _SHARE = 0.25  # of the tolerance: the climb ends where a step promises less
 _SHORTEST = 1e-7  # nats per latent: a radius below it is no step
@@ -20,7 +20,7 @@ _NARROWER = 2.0  # of ln sds, where the start is not finite
 _MOST_NARROWINGS = 3
 
 
-def few_of(state: StreamedState) -> tuple[tuple[int, ...], int]:
+def few_of(state: StreamedState) -> Design:
     """The design of the climb and the number of its draws."""
     return (FOR_CLIMBING, state.round), state.num_draws
 

@@ -8,12 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from curvi.certify.gain import UNKNOWN, Gain, unfinished
+from curvi.certify.streamed import checked, weigh
 from curvi.estimate.streamed.objective import StreamedObjective
 from curvi.estimate.streamed.programs import MAX_DRAWS, NUM_PARTS
 from curvi.family.on_device import normal_on_device
 from curvi.methods.base import Budget, Method, Needs, News, Problem
-from curvi.methods.streamed_newton.climb import climb, start
-from curvi.methods.streamed_newton.corrections import certificate, correct, fresh_look, weigh
+from curvi.methods.streamed_newton.climb import climb, few_look, few_of, start
+from curvi.methods.streamed_newton.corrections import correct, fresh_look
 from curvi.methods.streamed_newton.state import StreamedState
 from curvi.model.over_draws import widest_array
 from curvi.outcome import Outcome
@@ -88,9 +89,9 @@ class StreamedNewton(Method[StreamedState]):
         look = fresh_look(problem, objective, state)
         gain = UNKNOWN
         if look.finite():
-            gain = weigh(objective, state, look, np.inf).gain
+            gain = weigh(objective, look, few_of(state)).gain
             if gain.within(tolerance):
-                gain = certificate(problem, objective, state, gain)
+                gain = checked(objective, few_look(problem, objective, state), gain)
         doubt = gain.doubt if gain.doubt is not None else Outcome.MAX_STEPS if state.stage != "correct" else None
         if gain.within(tolerance):
             doubt = None
@@ -120,7 +121,6 @@ def _objective(method: StreamedNewton, problem: Problem, key) -> StreamedObjecti
     """The objective, made once per run."""
 
     def make() -> StreamedObjective:
-        exact = jnp.finfo(problem.target.dtype).bits >= 64 or jax.eval_shape(problem.target.terms, problem.target.init)
-        return StreamedObjective(problem.target, key, draws_at_once(problem), method.max_draws, bool(exact))
+        return StreamedObjective.of(problem.target, problem.q, key, draws_at_once(problem), method.max_draws)
 
     return problem.once("objective", make)

@@ -18,6 +18,7 @@ from curvi.model.target import AbstractTarget
 from curvi.record.plain import register
 
 _STORED = 2**26  # bytes of scores up to which they are stored
+_AT_ONCE = 8  # draws of a chunk, which takes about a dozen vectors of the parameters for each
 _PARTS = 8  # groups of draws for standard errors; two of four parts each are the halves of the curvature
 
 
@@ -45,7 +46,7 @@ def made(target: AbstractTarget, q: Family, num_draws: int) -> bool:
 def keys_in_parts(target: AbstractTarget, q: Family, key, num_draws: int) -> Array:
     """The keys of the draws as numbers, in chunks as large as memory allows; an eighth of the draws is whole chunks."""
     eighth = num_draws // _PARTS
-    most = draws_at_once(target, q.num_params, q.params.dtype.itemsize, 32)
+    most = draws_at_once(target, q.num_params, q.params.dtype.itemsize, _AT_ONCE)
     chunk = next(size for size in range(min(most, eighth), 0, -1) if eighth % size == 0)
     key_draw, _ = jax.random.split(key)
     numbers = jax.random.key_data(jax.random.split(key_draw, num_draws))

@@ -213,9 +213,7 @@ class Fit:
     # -- on to Markov chains ------------------------------------------------------------------------------------------
 
     def to_nuts(self, key, num_chains: int = 4) -> NutsStart:
-        """Starts and an inverse mass matrix from q with the log density, for NUTS of NumPyro, BlackJAX or another
-        library; see `curvi.mcmc.start.NutsStart`.
-        """
+        """Starts, an inverse mass matrix and the log density, for any NUTS; see `curvi.mcmc.start.NutsStart`."""
         return to_nuts(self.target, self.q, key, num_chains)
 
     def polish(self, key, num_draws: int = 1000, num_chains: int = 4) -> Polished:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from curvi.family.base import Family
 from curvi.family.centering import Centering
 from curvi.family.chain import Chain
 from curvi.family.chain_path import ChainPath, chain_path
@@ -21,7 +22,7 @@ from curvi.family.joint_normal import JointNormal, check_dense
 from curvi.family.layout import Layout, lay_out
 from curvi.family.mean_field import MeanField
 from curvi.family.series import Order, chain_of
-from curvi.family.widening import check_budget, normal_first, why_not_joint, with_zeros
+from curvi.family.widening import normal_first, over_budget, why_not_joint, with_zeros
 from curvi.model.target import AbstractTarget
 from curvi.record.plain import register
 
@@ -124,17 +125,33 @@ class Banded(JointNormal):
         return [f"{names[i]} on {names[j]}" for i, j in zip(rows, columns)], [names[i] for i in rows]
 
 
+def known_chain(q: Family, width: int = 1) -> Chain | str:
+    """The pattern of a mean field in the order of its latents; why there is none, as a sentence."""
+    if not isinstance(q, MeanField):
+        return f"Banded continues from a MeanField of normal factors; got {type(q).__name__}"
+    if (why := why_not_joint(q.layout, "Banded")) is not None:
+        return why
+    layout, _ = normal_first(q.layout, np.zeros(q.num_params))
+    try:
+        chain = chain_of(layout, None, width)
+    except ValueError as error:
+        return str(error)
+    return _why_too_large(layout, chain) or chain
+
+
 def _joined(layout: Layout, params: np.ndarray, order: Order | None, width: int) -> tuple[jax.Array, Layout, Chain]:
     """Parameters, layout and pattern of the banded q that equals a factorised one."""
     if (why := why_not_joint(layout, "Banded")) is not None:
         raise ValueError(why)
     layout, parts = normal_first(layout, params)
     chain = chain_of(layout, order, width)
-    wanted = 2 * chain.size + chain.num_below
-    check_budget(
-        layout,
-        wanted,
-        f"Banded with {chain.num_global:,} global coordinates and width {width}",
-        "put more of the latents into the order, or use MeanField",
-    )
+    if (why := _why_too_large(layout, chain)) is not None:
+        raise ValueError(why)
     return jax.device_put(with_zeros(parts, chain.num_below)), layout, chain
+
+
+def _why_too_large(layout: Layout, chain: Chain) -> str | None:
+    """Why a pattern is refused that has more parameters than memory should be asked for; None if it has not."""
+    what = f"Banded with {chain.num_global:,} global coordinates and width {chain.width}"
+    remedy = "put more of the latents into the order, or use MeanField"
+    return over_budget(layout, 2 * chain.size + chain.num_below, what, remedy)

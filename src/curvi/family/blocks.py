@@ -101,12 +101,16 @@ def known_blocks(target: AbstractTarget, layout: Layout) -> dict[str, dict[str, 
     plates = origin_of(target).plates
     found = blocks_of_plates(normal_first(layout, np.zeros(layout.num_params))[0], plates)
     if not found:
-        why = "its plates hold no latents" if plates else "the target knows of no plates"
         raise ValueError(
-            f'Bordered needs blocks: {why}. Name them, such as blocks={{"school": ["slope", "intercept"]}}, or use '
-            "FullRank, LowRank or MeanField"
+            f"Bordered needs blocks: {why_no_blocks(target)}. Name them, such as "
+            'blocks={"school": ["slope", "intercept"]}, or use FullRank, LowRank or MeanField'
         )
     return found
+
+
+def why_no_blocks(target: AbstractTarget) -> str:
+    """Why the plates of a target make no blocks."""
+    return "its plates hold no latents" if origin_of(target).plates else "the target knows of no plates"
 
 
 def blocks_of_plates(layout: Layout, plates: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:

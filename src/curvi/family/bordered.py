@@ -16,14 +16,16 @@ from jaxtyping import Array, Float
 
 from curvi.family.arrow import Arrow
 from curvi.family.arrow_path import ArrowPath, arrow_path
-from curvi.family.blocks import Blocks, arrow_of, known_blocks
+from curvi.family.base import Family
+from curvi.family.blocks import Blocks, arrow_of, blocks_of_plates, known_blocks, why_no_blocks
 from curvi.family.centering import Centering
 from curvi.family.continuous import Normal
 from curvi.family.joint_normal import JointNormal, check_dense
 from curvi.family.layout import Layout, lay_out
 from curvi.family.mean_field import MeanField
 from curvi.family.scale_metric import scale_fisher
-from curvi.family.widening import check_budget, normal_first, why_not_joint, with_zeros
+from curvi.family.widening import normal_first, over_budget, why_not_joint, with_zeros
+from curvi.model.origin import origin_of
 from curvi.model.target import AbstractTarget
 from curvi.record.plain import register
 
@@ -68,6 +70,11 @@ class Bordered(JointNormal):
             object.__setattr__(made, name, value)
         object.__setattr__(made, "centering", q.centering)
         return made
+
+    @classmethod
+    def from_plates(cls, target: AbstractTarget, q: MeanField) -> "Bordered":
+        """The same with the blocks that the plates of the target make; ValueError where there are none."""
+        return cls.of(q, known_blocks(target, q.layout))
 
     # -- the covariance -----------------------------------------------------------------------------------------------
 
@@ -130,13 +137,33 @@ class Bordered(JointNormal):
         return [f"{names[i]} with {names[j]}" for i, j in zip(rows, columns)], [names[i] for i in rows]
 
 
+def known_arrow(target: AbstractTarget, q: Family) -> Arrow | str:
+    """The pattern of a mean field with the blocks of the target's plates; why there is none, as a sentence."""
+    if not isinstance(q, MeanField):
+        return f"Bordered continues from a MeanField of normal factors; got {type(q).__name__}"
+    if (why := why_not_joint(q.layout, "Bordered")) is not None:
+        return why
+    layout, _ = normal_first(q.layout, np.zeros(q.num_params))
+    blocks = blocks_of_plates(layout, origin_of(target).plates)
+    if not blocks:
+        return f"{why_no_blocks(target)}, which make blocks"
+    arrow = arrow_of(layout, blocks)
+    return _why_too_large(layout, arrow) or arrow
+
+
 def _joined(layout: Layout, params: np.ndarray, blocks: Blocks) -> tuple[jax.Array, Layout, Arrow]:
     """Parameters, layout and pattern of the bordered q that equals a factorised one."""
     if (why := why_not_joint(layout, "Bordered")) is not None:
         raise ValueError(why)
     layout, parts = normal_first(layout, params)
     arrow = arrow_of(layout, blocks)
-    wanted = 2 * arrow.size + arrow.num_below
-    what = f"Bordered with {arrow.num_global:,} global coordinates"
-    check_budget(layout, wanted, what, "put more of the latents into sets of blocks, or use MeanField")
+    if (why := _why_too_large(layout, arrow)) is not None:
+        raise ValueError(why)
     return jax.device_put(with_zeros(parts, arrow.num_below)), layout, arrow
+
+
+def _why_too_large(layout: Layout, arrow: Arrow) -> str | None:
+    """Why a pattern is refused that has more parameters than memory should be asked for; None if it has not."""
+    what = f"Bordered with {arrow.num_global:,} global coordinates"
+    remedy = "put more of the latents into sets of blocks, or use MeanField"
+    return over_budget(layout, 2 * arrow.size + arrow.num_below, what, remedy)

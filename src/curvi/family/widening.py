@@ -86,10 +86,11 @@ def why_not_joint(layout: Layout, name: str) -> str | None:
     return None
 
 
-def check_budget(layout: Layout, wanted: int, what: str, remedy: str) -> None:
-    """Raise ValueError where a sparse joint normal has more parameters than memory should be asked for."""
+def over_budget(layout: Layout, wanted: int, what: str, remedy: str) -> str | None:
+    """Why a sparse joint normal with so many parameters is refused; None if memory may be asked for them."""
     beside_discrete = len(layout.factors) > 1
     most = MAX_PARAMS_BESIDE_DISCRETE if beside_discrete else _MAX_PARAMS
-    if wanted > most:
-        where = " beside discrete latents" if beside_discrete else ""
-        raise ValueError(f"at most {most:,} parameters{where}; {what} takes {wanted:,}: {remedy}")
+    if wanted <= most:
+        return None
+    where = " beside discrete latents" if beside_discrete else ""
+    return f"{what} takes {wanted:,} parameters, of at most {most:,} parameters{where}: {remedy}"

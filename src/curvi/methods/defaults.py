@@ -51,7 +51,8 @@ def _derivatives_help(problem: Problem) -> bool:
 def _many(problem: Problem) -> bool:
     """Whether a mean field of normal factors has so many latents that draws are better made than stored."""
     target, q = problem.target, problem.q
-    asked = problem.families == ("full_rank",) or problem.num_starts > 1 or target.minibatched
+    other = len(problem.families) == 1 and problem.families[0] != "mean_field"
+    asked = other or problem.num_starts > 1 or target.minibatched
     many = q.noise_size >= MANY_LATENTS.get(jax.default_backend(), 1024)
     return many and not asked and target.order >= 2 and normal_on_device(q)
 

@@ -20,19 +20,16 @@ from curvi.family.base import Family
 from curvi.family.blocks import Blocks, arrow_of, blocks_of_plates, known_blocks, why_no_blocks
 from curvi.family.centering import Centering
 from curvi.family.continuous import Normal
-from curvi.family.joint_normal import JointNormal
+from curvi.family.joint_normal import JointNormal, check_dense
 from curvi.family.layout import Layout, lay_out
 from curvi.family.mean_field import MeanField
 from curvi.family.scale_metric import scale_fisher
-from curvi.family.widening import normal_first, why_not_joint, with_zeros
+from curvi.family.widening import normal_first, over_budget, why_not_joint, with_zeros
 from curvi.model.origin import origin_of
 from curvi.model.target import AbstractTarget
 from curvi.record.plain import register
 
 _LOG_2PI = float(np.log(2 * np.pi))
-_LARGEST_DENSE = 5_000  # coordinates up to which the covariance is formed
-_MAX_PARAMS = 2**26
-_MAX_PARAMS_BESIDE_DISCRETE = 2_144  # a dense matrix of the parameters is the metric there
 
 
 @register
@@ -101,22 +98,12 @@ class Bordered(JointNormal):
     def factor(self) -> Float[Array, "n n"]:
         """L as a dense matrix in the order of the latents, of which rows and columns are permuted alike."""
         path = self.normal_path
-        if self.dimension > _LARGEST_DENSE:
-            raise ValueError(
-                f"the covariance of {self.dimension:,} coordinates is not formed; draw from q, or use `q.sds()`"
-            )
+        check_dense(self.dimension)
         dense = self._parts()[1].mv(jnp.eye(self.dimension, dtype=self.params.dtype)).T
         return dense[path.at.place][:, path.at.place]
 
     def covariance(self):
         return self.factor() @ self.factor().T
-
-    def moments(self):
-        return self.mean(), self.covariance() if self.dimension <= _LARGEST_DENSE else self.sds() ** 2
-
-    def sds(self) -> Float[Array, " n"]:
-        """The marginal sds in working coordinates."""
-        return jnp.sqrt(self._parts()[1].row_squares())[self.normal_path.at.place]
 
     def normal_draw(self, noise):
         return self.normal_path.place_draws(*self._parts(), noise)
@@ -140,10 +127,9 @@ class Bordered(JointNormal):
     def normal_entropy_hessian(self):
         return jnp.zeros((self.num_normal_params, self.num_normal_params), self.params.dtype)
 
-    @property
-    def below_rows(self):
+    def stretched(self, others, logs):
         at = self.normal_path.at
-        return at.order[at.rows]
+        return others * np.exp(logs[at.order[at.rows]])
 
     def other_labels(self, names):
         at = self.normal_path.at
@@ -178,13 +164,6 @@ def _joined(layout: Layout, params: np.ndarray, blocks: Blocks) -> tuple[jax.Arr
 
 def _why_too_large(layout: Layout, arrow: Arrow) -> str | None:
     """Why a pattern is refused that has more parameters than memory should be asked for; None if it has not."""
-    beside_discrete = len(layout.factors) > 1
-    most = _MAX_PARAMS_BESIDE_DISCRETE if beside_discrete else _MAX_PARAMS
-    wanted = 2 * arrow.size + arrow.num_below
-    if wanted <= most:
-        return None
-    where = " beside discrete latents" if beside_discrete else ""
-    return (
-        f"Bordered takes at most {most:,} parameters{where}; these blocks, with {arrow.num_global:,} global "
-        f"coordinates, take {wanted:,}: put more of the latents into sets of blocks, or use MeanField"
-    )
+    what = f"Bordered with {arrow.num_global:,} global coordinates"
+    remedy = "put more of the latents into sets of blocks, or use MeanField"
+    return over_budget(layout, 2 * arrow.size + arrow.num_below, what, remedy)

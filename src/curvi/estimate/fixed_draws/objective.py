@@ -96,7 +96,7 @@ class Objective:
             part_slopes, weighted = Weighted.make(log_p, weights, part_slopes, part_weights)
             value, slope = weighted.mean, weighted.grad
         if isinstance(path, HostPath):
-            exact, exact_grad, spreads = path.entropy(params), path.entropy_gradient(), path.spreads(params)
+            exact, exact_grad, spreads = path.entropy(params), path.entropy_gradient(params), path.spreads(params)
         else:
             exact, exact_grad = float(found.exact), found.exact_grad
             diagonals = [np.diagonal(block, axis1=-2, axis2=-1).ravel() for block in found.fisher.blocks]

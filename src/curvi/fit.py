@@ -106,7 +106,8 @@ def fit(
     tolerance = default_tolerance(num_elements(target.latents)) if tolerance is None else tolerance
     families = start.checkpoint.families if start is not None and start.checkpoint is not None else ()
     families = names_of(family) if start is None else families
-    q = family if isinstance(family, Family) else first_q(target, families)
+    # A fit that is resumed began with this q, whatever it has become.
+    q = first_q(target, families) if families or not isinstance(family, Family) else family
     reason = "asked for"
     if method is None:
         method, reason = default_method(Problem(target, q, num_starts, families))

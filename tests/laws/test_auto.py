@@ -8,16 +8,18 @@ import numpy as np
 import pytest
 
 import curvi
-from curvi import Bordered, FullRank, MeanField, Target
+from curvi import Banded, Bordered, FullRank, MeanField, Target
 from curvi.certify.predicted import ExpectedHessian, PredictedGain, precision_of, predict_arrow, predict_full_rank
+from curvi.certify.predicted_band import predict_band, predict_regressed
 from curvi.certify.predicted_blocks import num_products, predict_by_products
+from curvi.certify.predicted_shapes import predict_regressions
 from curvi.family.arrow import Arrow, BlockSet
+from curvi.family.chain import Chain
 from curvi.methods import rungs
 from curvi.methods.rungs import Candidate, choose
 from curvi.model.origin import Origin
 
 NUM_GLOBAL = 3
-BLOCKS = {"g": "globals", "groups": "x"}
 
 
 def gaussian(precision: np.ndarray, plates=True) -> Target:
@@ -48,6 +50,13 @@ def arrow(size: int, strength: float = 0.9) -> np.ndarray:
     return precision
 
 
+def chain(size: int) -> np.ndarray:
+    """Neighbours tied to each other, and to the globals."""
+    precision = 1e-3 * arrow(size) + np.eye(size)
+    precision[NUM_GLOBAL:, NUM_GLOBAL:] += 0.45 * (np.eye(size - NUM_GLOBAL, k=1) + np.eye(size - NUM_GLOBAL, k=-1))
+    return precision
+
+
 def dense(size: int) -> np.ndarray:
     """No structure: neighbours, in a random order, are tied."""
     order = np.random.default_rng(1).permutation(size)
@@ -68,7 +77,12 @@ def chosen(fit) -> str:
 
 @pytest.mark.parametrize(
     ("make", "name", "kind"),
-    [(independent, "mean_field", MeanField), (arrow, "bordered", Bordered), (dense, "full_rank", FullRank)],
+    [
+        (independent, "mean_field", MeanField),
+        (arrow, "bordered", Bordered),
+        (chain, "banded", Banded),
+        (dense, "full_rank", FullRank),
+    ],
 )
 def test_the_best_family_is_chosen(make, name, kind):
     precision = make(90)
@@ -77,8 +91,8 @@ def test_the_best_family_is_chosen(make, name, kind):
     gain = (np.log(np.diag(precision)).sum() - np.linalg.slogdet(precision)[1]) / 2
     rows = {row.name: row for row in found.families}
     assert abs(rows["full_rank"].predicted_gain - gain) < 0.05 + 0.05 * gain
-    if name == "bordered":
-        assert abs(rows["bordered"].predicted_gain - gain) < 0.05 + 0.05 * gain
+    if name in ("bordered", "banded"):
+        assert abs(rows[name].predicted_gain - gain) < 0.05 + 0.05 * gain
     if name == "full_rank":
         assert rows["bordered"].predicted_gain < gain - 1
     assert f"{name}, {found.q.num_params:,} parameters" in str(found)
@@ -97,11 +111,20 @@ def test_many_latents_are_tied_by_blocks():
     rows = {row.name: row for row in found.families}
     gain = -np.linalg.slogdet(precision)[1] / 2
     assert found.converged and chosen(found) == "bordered"
-    assert abs(rows["bordered"].predicted_gain - gain) < 1e-3
+    assert abs(rows["bordered"].predicted_gain - gain) < 0.01
     assert math.isnan(rows["full_rank"].predicted_gain) and "not afforded" in rows["full_rank"].why
     np.testing.assert_allclose(
         found.sd()["globals"], np.sqrt(np.diag(np.linalg.inv(precision)))[:NUM_GLOBAL], rtol=0.05
     )
+
+
+def test_many_latents_are_tied_in_a_chain():
+    precision = chain(700)
+    found = fitted(gaussian(precision))
+    rows = {row.name: row for row in found.families}
+    gain = (np.log(np.diag(precision)).sum() - np.linalg.slogdet(precision)[1]) / 2
+    assert found.converged and chosen(found) == "banded"
+    assert abs(rows["banded"].predicted_gain - gain) < 0.01
 
 
 def test_many_independent_latents_stay_a_mean_field():
@@ -131,7 +154,7 @@ def test_a_fit_is_resumed_across_the_switch(make, size, tmp_path):
         resumed = curvi.fit(target, start=curvi.load(tmp_path / "fit.curvi", target), progress=False, tolerance=1e-3)
         np.testing.assert_array_equal(resumed.q.params, whole.q.params)
         assert repr(resumed.families) == repr(whole.families)  # NaN is not equal to itself
-    assert MeanField in families and type(whole.q) is not MeanField
+    assert (MeanField if size <= 500 else Bordered) in families and type(whole.q) is not MeanField
 
 
 def test_auto_is_the_default_and_has_a_name():
@@ -213,6 +236,38 @@ def test_products_predict_what_the_whole_precision_does(seed):
         lambda v: -apart @ v, sds, Arrow(12, (BlockSet("a", 6, ((2, 1, 1),)), *one.sets[1:])), 64
     )
     assert abs(wrong.nats - few.nats) > 0.001
+
+
+def banded_precision(length: int, width: int, num_global: int, seed: int) -> np.ndarray:
+    pattern = Chain(length + num_global, BlockSet("chain", length, ((num_global, 1, 1),)), width).pattern()
+    root = np.where(pattern, np.random.default_rng(seed).normal(size=pattern.shape), 0.0) / 3 + np.eye(len(pattern))
+    return root.T @ root
+
+
+@pytest.mark.parametrize(("width", "num_global"), [(1, 0), (1, 2), (2, 3)])
+def test_products_predict_what_a_band_gains(width, num_global):
+    precision = banded_precision(30, width, num_global, 0)
+    one = Chain(len(precision), BlockSet("chain", 30, ((num_global, 1, 1),)), width)
+    scale = np.diag(precision) ** -0.5
+    unit = precision * scale * scale[:, None]
+    gain, sds = -np.linalg.slogdet(unit)[1] / 2, np.random.default_rng(1).uniform(0.5, 2, len(precision))
+    found = predict_band(lambda v: -precision @ v, sds, one, 64)
+    assert np.isclose(found.nats, gain) and found.error < 1e-9
+    assert np.isclose(predict_regressed(unit, one.pattern()), gain)
+    # Too narrow a band is no band: its products are not those of the bands alone.
+    if width > 1:
+        narrow = Chain(len(precision), one.elements, 1)
+        assert not abs(predict_band(lambda v: -precision @ v, sds, narrow, 64).nats - gain) < 0.01
+        assert predict_regressed(unit, narrow.pattern()) < gain - 0.1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_regressions_bound_the_best_gain_of_a_band_from_below(seed):
+    precision, one = random_precision(12, seed), Chain(12, BlockSet("chain", 10, ((2, 1, 1),)), 1)
+    scale = np.diag(precision) ** -0.5
+    unit = precision * scale * scale[:, None]
+    bound, best = predict_regressed(unit, one.pattern()), predict_regressions(unit, one.pattern())
+    assert 0 <= bound <= best + 1e-9 < -np.linalg.slogdet(unit)[1] / 2
 
 
 def test_what_is_not_definite_is_unknown():

@@ -15,8 +15,11 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from curvi.certify.predicted import UNKNOWN_GAIN, Precision, PredictedGain, predict_arrow, predict_full_rank
+from curvi.certify.predicted_band import predict_band, predict_regressed
 from curvi.certify.predicted_blocks import predict_by_products
+from curvi.certify.predicted_shapes import predict_regressions
 from curvi.family import FAMILIES, Family
+from curvi.family.banded import known_chain
 from curvi.family.bordered import known_arrow
 from curvi.methods.base import FamilyRow, Problem
 from curvi.model.memory import device_bytes, words
@@ -32,6 +35,7 @@ _EACH, _ANYWAY = 16, 6_000
 # Products of a prediction without the whole expected precision, and the same from so many latents.
 MOST_PRODUCTS, MOST_PRODUCTS_OF_MANY, MANY = 200, 64, 20_000
 _MEMORY = 1 / 8  # of the total of the device
+_FEW = 64  # latents up to which the best gain of a band is computed, in place of a lower bound
 _COPIES = 24  # vectors of parameters that a fit holds at a time
 
 
@@ -87,6 +91,10 @@ class Rung(ABC):
         return None
 
 
+def _most_products(q: Family) -> int:
+    return MOST_PRODUCTS if q.noise_size <= MANY else MOST_PRODUCTS_OF_MANY
+
+
 class _MeanField(Rung):
     name = "mean_field"
 
@@ -125,11 +133,41 @@ class _Bordered(Rung):
         return predict_arrow(precision, known_arrow(target, q))
 
     def predict_by_products(self, product, sds, target, q):
-        most = MOST_PRODUCTS if q.noise_size <= MANY else MOST_PRODUCTS_OF_MANY
-        return predict_by_products(product, sds, known_arrow(target, q), most)
+        return predict_by_products(product, sds, known_arrow(target, q), _most_products(q))
 
     def of(self, target, q):
         return FAMILIES[self.name].from_plates(target, q)
+
+
+class _Banded(Rung):
+    name = "banded"
+
+    def why_not(self, target, q):
+        chain = known_chain(q)
+        return chain if isinstance(chain, str) else None
+
+    def num_params(self, target, q):
+        chain = known_chain(q)
+        return q.num_params if isinstance(chain, str) else 2 * chain.size + chain.num_below
+
+    def num_tied(self, target, q):
+        chain = known_chain(q)
+        return 1 if isinstance(chain, str) else chain.reach
+
+    def predict(self, precision, target, q):
+        if precision is None:
+            return UNKNOWN_GAIN
+        chain = known_chain(q)
+        order = chain.order()
+        predict = predict_regressions if len(order) <= _FEW else predict_regressed
+        nats = predict(precision.matrix[np.ix_(order, order)], chain.pattern())
+        return PredictedGain(nats, predict_full_rank(precision).error, precision.wider)
+
+    def predict_by_products(self, product, sds, target, q):
+        return predict_band(product, sds, known_chain(q), _most_products(q))
+
+    def of(self, target, q):
+        return FAMILIES[self.name].of(q)
 
 
 class _FullRank(Rung):
@@ -152,7 +190,7 @@ class _FullRank(Rung):
         return FAMILIES[self.name].of(q)
 
 
-RUNGS: tuple[Rung, ...] = (_MeanField(), _Bordered(), _FullRank())
+RUNGS: tuple[Rung, ...] = (_MeanField(), _Bordered(), _Banded(), _FullRank())
 MEAN_FIELD = RUNGS[0].name
 
 

@@ -152,10 +152,11 @@ class Objective:
     def expected_hessian_times(self, local: FixedDrawsModel, v: np.ndarray) -> np.ndarray:
         """The expected Hessian of ln p at the q of a local model times a vector of coordinates."""
         path = self.path
-        assert isinstance(path, NormalPath)
+        # Other normal distributions have their means first.
+        location = path.location if isinstance(path, NormalPath) else lambda w: w[: self.dimension]
         direction = np.zeros(self.num_params)
-        path.location(direction)[:] = v
-        return path.location(self.product(local.curvature, direction))
+        location(direction)[:] = v
+        return location(self.product(local.curvature, direction))
 
     def _slope(self, c: np.ndarray, fixed: FixedNoise) -> np.ndarray:
         """The gradient of the mean of ln p in the coordinates."""

@@ -1,6 +1,7 @@
 """The search for the lambdas of latents with a location and a scale (`curvi.family.centering`), by climbs on few draws.
 
-Every climb is of a mean field on the same draws. The first is in the middle, at lambda = 1/2; the next two, at both
+Every climb is of the same family on the same draws: a mean field, or a bordered q where there are many latents in
+blocks. The first is in the middle, at lambda = 1/2; the next two, at both
 ends, start from where it ended, and so does what follows: they take a few steps each. At the end of a climb the
 derivative of the ELBO in each lambda costs nothing: it is made of the gradients at the draws, locations and scales.
 Along three climbs it is integrated for every element, and the best lambdas of each site are tried in a fourth climb;
@@ -19,11 +20,13 @@ import dataclasses
 import jax
 import numpy as np
 
-from curvi.control.climb import ON_FIXED_DRAWS, End, climb_step, end_at_start, scale_step
+from curvi.control.climb import ON_FIXED_DRAWS, End, climb_step, end_at_start, fixed_point_step, scale_step
 from curvi.estimate.fixed_draws.objective import Objective
 from curvi.estimate.start import find_start
 from curvi.family import Family
 from curvi.family.centering import Centering, centered_columns, centering_of, locations, slope_terms, with_amounts
+from curvi.family.normal_path import NormalPath
+from curvi.family.path import HostPath
 from curvi.methods.base import News, Problem
 from curvi.methods.centering import MIDDLE
 from curvi.methods.growing_draws.state import CenteringSearch, GrowingState
@@ -31,6 +34,7 @@ from curvi.methods.growing_draws.streams import FOR_CLIMBING
 
 _ENDS = (0.0, 1.0)
 _CLIMBED = 0.05  # nats: the gain tolerance of a climb, whose derivatives are compared
+_CLIMBED_A_LATENT = 1e-4  # the same for each latent, where there are many
 _MOST_STEPS = 60  # of a climb
 _MOST_TRIED = 6
 _WORTH = 0.03  # nats: predicted gain of other lambdas below which they are not tried
@@ -71,8 +75,12 @@ def _climbed(problem: Problem, objective: Objective, state: GrowingState) -> tup
         local = objective(np.asarray(q.params, np.float64), fixed)
     end, radius, steps = end_at_start(objective, local), ON_FIXED_DRAWS.initial, 0
     local = scale_step(objective, local) if end is None else local
+    fixed_point = isinstance(objective.path, HostPath) and objective.path.has_fixed_point
+    newton, tolerance = not fixed_point, max(_CLIMBED, _CLIMBED_A_LATENT * objective.dimension)
     while end is None and steps < _MOST_STEPS:
-        climbed = climb_step(objective, local, radius, _CLIMBED)
+        climbed = (climb_step if newton else fixed_point_step)(objective, local, radius, tolerance)
+        # Where the fixed point does not help, one Newton step leads to where it is tried again.
+        newton = not fixed_point or (not climbed.accepted and not newton)
         local, radius, end, steps = climbed.local, climbed.radius, climbed.end, steps + 1
     q = q.replace(jax.device_put(local.params.astype(q.params.dtype)))
     kept = local.kept()
@@ -95,9 +103,14 @@ def _information(q) -> np.ndarray:
     """
     log_scale = locations(q, np.zeros((1, q.noise_size)))[2, 0]
     columns = centered_columns(q)
-    sds = q.path.sds(np.asarray(q.params, np.float64))[columns]
+    sds = conditional_sds(q.path, np.asarray(q.params, np.float64))[columns]
     ratio = np.exp(2 * q.centering.vector() * log_scale) / sds**2 - 1
     return np.clip(np.nan_to_num(ratio, nan=_LEAST_INFORMATION), _LEAST_INFORMATION, 1 / _LEAST_INFORMATION)
+
+
+def conditional_sds(path: HostPath, params: np.ndarray) -> np.ndarray:
+    """The sd under q of each latent given all others."""
+    return path.sds(params) if isinstance(path, NormalPath) else path.spreads(params)[: path.size]
 
 
 def _site_of_element(centering: Centering) -> np.ndarray:

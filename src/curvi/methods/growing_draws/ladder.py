@@ -2,6 +2,7 @@
 
 import math
 
+import jax
 import numpy as np
 
 from curvi.certify.predicted import UNKNOWN_GAIN, PredictedGain, expected_hessian, precision_of
@@ -10,13 +11,40 @@ from curvi.estimate.fixed_draws.expansion import Expansion
 from curvi.estimate.fixed_draws.local import FixedDrawsModel
 from curvi.estimate.fixed_draws.objective import Objective
 from curvi.estimate.fixed_draws.sweep import CHUNK
-from curvi.family import FAMILIES
+from curvi.family import FAMILIES, Family
+from curvi.family.centering import centering_of, with_centering
 from curvi.methods.base import FamilyRow, Problem
+from curvi.methods.growing_draws.centering import conditional_sds
 from curvi.methods.growing_draws.state import GrowingState
-from curvi.methods.rungs import MEAN_FIELD, RUNGS, Candidate, Rung, asked_for, choose, family_rows, open_rungs, rung
+from curvi.methods.rungs import (
+    MEAN_FIELD,
+    RUNGS,
+    Candidate,
+    Rung,
+    asked_for,
+    choose,
+    family_rows,
+    name_of,
+    open_rungs,
+    rung,
+)
 
 LARGEST_DENSE = 500  # latents up to which the whole expected precision is estimated
 LARGEST_UNKNOWN = 64  # latents up to which full rank is tried where its gain cannot be predicted
+_TIED = "bordered"
+
+
+def first_family(problem: Problem) -> Family:
+    """The q to begin with: that of the problem, or, where there are many latents in blocks, one that is tied by them.
+
+    Steps of a bordered q are as cheap as those of a mean field there, and take fewer products; and the lambdas that are
+    best for independent latents are not those that are best once groups are tied to their scales.
+    """
+    q, wanted = problem.q, asked_for(problem)
+    if q.noise_size <= LARGEST_DENSE or not _can_widen(problem, q) or problem.num_starts > 1:
+        return q
+    tied = wanted == _TIED or (wanted is None and any(one.name == _TIED for one in _open(problem)))
+    return rung(_TIED).of(problem.target, q) if tied else q
 
 
 def looked_up(
@@ -25,7 +53,7 @@ def looked_up(
     """The state with the predicted gains of the families, and that of a fit that goes on with another one where it
     pays; `local` has many fresh draws.
     """
-    if not _can_widen(problem, state):
+    if not _can_widen(problem, state.family):
         return state, None
     asked = asked_for(problem)
     known = _is_known(state) or objective.dimension > LARGEST_DENSE
@@ -51,7 +79,7 @@ def looked_at_products(
     problem: Problem, objective: Objective, state: GrowingState, local: FixedDrawsModel
 ) -> tuple[GrowingState, GrowingState | None]:
     """The same where there are too many latents for the whole expected precision, from products at the end of a rough
-    climb; what a mean field would take to converge is then spent on the family that pays, or is tried.
+    climb; what that family would take to converge is then spent on the one that pays, or is tried.
     """
     if not looks_at_products(problem, objective, state):
         return state, None
@@ -59,7 +87,7 @@ def looked_at_products(
     if asked is not None:
         return state, widened(problem, objective, state, rung(asked), None)
     target, q = problem.target, problem.q
-    sds, gains = objective.path.sds(local.params), [UNKNOWN_GAIN for _ in RUNGS]
+    sds, gains = conditional_sds(objective.path, local.params), [UNKNOWN_GAIN for _ in RUNGS]
     product = lambda v: objective.expected_hessian_times(local, v)  # noqa: E731
     for index, one in enumerate(RUNGS):
         if one in _open(problem):
@@ -69,14 +97,18 @@ def looked_at_products(
     state = state.but(prediction=np.array([(gain.nats, gain.error, gain.wider) for gain in gains]))
     tried = _to_be_tried(problem, state)
     wanted = choose(candidates(problem, state)) if tried is None else tried.name
-    return state, None if wanted == MEAN_FIELD else widened(problem, objective, state, rung(wanted), None)
+    if wanted == name_of(state.family):
+        return state, None
+    return state, widened(problem, objective, state, rung(wanted), None)
 
 
 def looks_at_products(problem: Problem, objective: Objective, state: GrowingState) -> bool:
     """Whether families are looked up by products at the end of the first climb."""
-    if state.prediction.size or objective.dimension <= LARGEST_DENSE or not _can_widen(problem, state):
+    if state.prediction.size or objective.dimension <= LARGEST_DENSE or not problem.families:
         return False
-    asked = asked_for(problem)
+    asked, tied = asked_for(problem), type(state.family) is FAMILIES[_TIED]
+    if tied or not _can_widen(problem, state.family):
+        return tied and asked is None
     if asked is not None:
         # A full covariance begins with the expected Hessian, which corrections estimate.
         return asked not in (MEAN_FIELD, "full_rank")
@@ -87,14 +119,16 @@ def tried(problem: Problem, objective: Objective, state: GrowingState) -> Growin
     """The state of a climb with a covariance from a mean field that has converged, where what that gains cannot be
     predicted: an indefinite expected precision often means that independent factors cannot follow the posterior.
     """
-    found = _to_be_tried(problem, state)
+    found = _to_be_tried(problem, state) if _can_widen(problem, state.family) else None
     return None if found is None or not state.prediction.size else widened(problem, objective, state, found, None)
 
 
 def undecided(problem: Problem, state: GrowingState) -> bool:
     """Whether another family may still be chosen."""
-    if not problem.families or not _can_widen(problem, state):
+    if not problem.families or not _can_widen(problem, problem.q):
         return False
+    if type(state.family) is not FAMILIES[MEAN_FIELD]:
+        return type(state.family) is FAMILIES[_TIED] and asked_for(problem) is None and not state.prediction.size
     asked = asked_for(problem)
     if asked is not None:
         return asked != MEAN_FIELD
@@ -120,9 +154,9 @@ def _open(problem: Problem) -> list[Rung]:
     return problem.once("open", lambda: open_rungs(problem))
 
 
-def _can_widen(problem: Problem, state: GrowingState) -> bool:
+def _can_widen(problem: Problem, q: Family) -> bool:
     """Whether q is a mean field that some family with a covariance could take over."""
-    same = type(state.family) is FAMILIES[MEAN_FIELD] and state.family.reparameterised
+    same = type(q) is FAMILIES[MEAN_FIELD] and q.reparameterised
 
     def make() -> bool:
         return any(one.why_not(problem.target, problem.q) is None for one in RUNGS if one.name != MEAN_FIELD)
@@ -143,7 +177,7 @@ def _predictions(problem: Problem, precision) -> np.ndarray:
 
 def _to_be_tried(problem: Problem, state: GrowingState) -> Rung | None:
     """The family to try where gains cannot be predicted: the largest for few latents, else what is cheap."""
-    if _is_known(state) or asked_for(problem) is not None or not _can_widen(problem, state):
+    if _is_known(state) or asked_for(problem) is not None:
         return None
     size = state.family.noise_size
     cheap = [one for one in _open(problem) if size <= LARGEST_UNKNOWN or one.num_tied(problem.target, problem.q) < size]
@@ -153,8 +187,10 @@ def _to_be_tried(problem: Problem, state: GrowingState) -> Rung | None:
 def widened(
     problem: Problem, objective: Objective, state: GrowingState, to: Rung, hessian: np.ndarray | None
 ) -> GrowingState:
-    """The state of a climb with another family, from the same q; `hessian` is the expected one where it is known."""
-    q = to.of(problem.target, state.q)
+    """The state of a climb with another family, from the same q, or from the independent latents next to it; `hessian`
+    is the expected one where it is known.
+    """
+    q = to.of(problem.target, _independent(problem, objective, state))
     # As many pairs as tied latents: on fewer, a climb of so many parameters follows the draws, control variate or not.
     num_draws = min(max(state.num_draws, CHUNK * math.ceil(q.min_draws / CHUNK)), objective.capacity)
     none = np.zeros(0)
@@ -176,6 +212,18 @@ def widened(
         last_grad=none,
         last_value=none,
     )
+
+
+def _independent(problem: Problem, objective: Objective, state: GrowingState) -> Family:
+    """The mean field of a state: q, or one with its means and conditional sds."""
+    q = state.q
+    if type(q) is FAMILIES[MEAN_FIELD]:
+        return q
+    params = np.empty(problem.q.num_params)
+    params[0::2], params[1::2] = state.params[: q.noise_size], np.log(conditional_sds(objective.path, state.params))
+    # A family that goes on from a mean field has its layout and centring.
+    start = with_centering(problem.q, centering_of(q))
+    return start.replace(jax.device_put(params.astype(q.params.dtype)))
 
 
 def ladder(problem: Problem, state: GrowingState) -> tuple[FamilyRow, ...]:

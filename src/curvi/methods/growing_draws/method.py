@@ -16,7 +16,7 @@ from curvi.family.centering import centering_of
 from curvi.family.centering_table import CenteringTable, centering_table
 from curvi.methods.base import Budget, FamilyRow, Method, Needs, News, Problem
 from curvi.methods.growing_draws.corrections import fresh_model
-from curvi.methods.growing_draws.ladder import ladder, undecided
+from curvi.methods.growing_draws.ladder import first_family, ladder, undecided
 from curvi.methods.growing_draws.rounds import first_draws, next_step, stand_still
 from curvi.methods.growing_draws.state import CenteringSearch, GrowingState
 from curvi.methods.growing_draws.verdict import certify_end, plain_elbo
@@ -71,17 +71,18 @@ class GrowingDraws(Method[GrowingState]):
         return self.buffer_draws(q.noise_size)
 
     def init(self, problem: Problem, key) -> GrowingState:
-        objective = _objective(self, problem, problem.q, key)
-        few = max(self.first_draws, objective.num_score_params * _DRAWS_A_VALUE, problem.q.min_draws)
+        q = first_family(problem)
+        objective = _objective(self, problem, q, key)
+        few = max(self.first_draws, objective.num_score_params * _DRAWS_A_VALUE, q.min_draws)
         num_draws = first_draws(objective, few)
         num_fresh = min(
             max(correction_draws(objective.moment_size), num_draws, 2 * objective.source.epoch), objective.capacity
         )
         stage = "rough" if objective.expandable else "climb"
         search = None
-        if problem.learns_centering and (centering := centering_of(problem.q)) is not None:
-            search = CenteringSearch.empty(len(centering.vector()), problem.q.num_params)
-        state = GrowingState.at(problem.q, num_draws, num_fresh, stage, objective.always_exact, search)
+        if problem.learns_centering and (centering := centering_of(q)) is not None:
+            search = CenteringSearch.empty(len(centering.vector()), q.num_params)
+        state = GrowingState.at(q, num_draws, num_fresh, stage, objective.always_exact, search)
         # A rough climb finds its radius; the first step of one without may be a nat long in each dimension.
         return state if objective.expandable else state.but(radius=max(state.radius, float(objective.dimension)))
 

@@ -34,6 +34,7 @@ MOST_EVALUATIONS = 14_000
 _EACH, _ANYWAY = 16, 6_000
 # Products of a prediction without the whole expected precision, and the same from so many latents.
 MOST_PRODUCTS, MOST_PRODUCTS_OF_MANY, MANY = 200, 64, 20_000
+FEW_PRODUCTS = 16  # where another family is known to be open
 _MEMORY = 1 / 8  # of the total of the device
 _FEW = 64  # latents up to which the best gain of a band is computed, in place of a lower bound
 _COPIES = 24  # vectors of parameters that a fit holds at a time
@@ -60,8 +61,10 @@ class Rung(ABC):
     def predict(self, precision: Precision | None, target: AbstractTarget, q: Family) -> PredictedGain:
         """The gain predicted by the whole expected precision."""
 
-    def predict_by_products(self, product, sds: np.ndarray, target: AbstractTarget, q: Family) -> PredictedGain:
-        """The gain predicted by products with the expected Hessian, within the budget; unknown where that is not
+    def predict_by_products(
+        self, product, sds: np.ndarray, target: AbstractTarget, q: Family, most: int
+    ) -> PredictedGain:
+        """The gain predicted by at most so many products with the expected Hessian; unknown where they are not
         enough.
         """
         return UNKNOWN_GAIN
@@ -132,8 +135,8 @@ class _Bordered(Rung):
     def predict(self, precision, target, q):
         return predict_arrow(precision, known_arrow(target, q))
 
-    def predict_by_products(self, product, sds, target, q):
-        return predict_by_products(product, sds, known_arrow(target, q), _most_products(q))
+    def predict_by_products(self, product, sds, target, q, most):
+        return predict_by_products(product, sds, known_arrow(target, q), min(most, _most_products(q)))
 
     def of(self, target, q):
         return FAMILIES[self.name].from_plates(target, q)
@@ -163,8 +166,8 @@ class _Banded(Rung):
         nats = predict(precision.matrix[np.ix_(order, order)], chain.pattern())
         return PredictedGain(nats, predict_full_rank(precision).error, precision.wider)
 
-    def predict_by_products(self, product, sds, target, q):
-        return predict_band(product, sds, known_chain(q), _most_products(q))
+    def predict_by_products(self, product, sds, target, q, most):
+        return predict_band(product, sds, known_chain(q), min(most, _most_products(q)))
 
     def of(self, target, q):
         return FAMILIES[self.name].of(q)

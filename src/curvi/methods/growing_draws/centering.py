@@ -35,7 +35,7 @@ from curvi.methods.growing_draws.streams import FOR_CLIMBING
 _ENDS = (0.0, 1.0)
 _CLIMBED = 0.05  # nats: the gain tolerance of a climb, whose derivatives are compared
 _CLIMBED_A_LATENT = 1e-4  # the same for each latent, where there are many
-_MOST_STEPS = 60  # of a climb
+_MOST_STEPS, _MOST_OF_TIED = 60, 120  # of a climb; of those of a tied family half cost nothing
 _MOST_TRIED = 6
 _WORTH = 0.03  # nats: predicted gain of other lambdas below which they are not tried
 _SAME = 0.02  # difference of lambdas below which they are not tried again
@@ -77,7 +77,7 @@ def _climbed(problem: Problem, objective: Objective, state: GrowingState) -> tup
     local = scale_step(objective, local) if end is None else local
     fixed_point = isinstance(objective.path, HostPath) and objective.path.has_fixed_point
     newton, tolerance = not fixed_point, max(_CLIMBED, _CLIMBED_A_LATENT * objective.dimension)
-    while end is None and steps < _MOST_STEPS:
+    while end is None and steps < (_MOST_OF_TIED if fixed_point else _MOST_STEPS):
         climbed = (climb_step if newton else fixed_point_step)(objective, local, radius, tolerance)
         # Where the fixed point does not help, one Newton step leads to where it is tried again.
         newton = not fixed_point or (not climbed.accepted and not newton)

@@ -13,11 +13,14 @@ from curvi.estimate.fixed_draws.objective import Objective
 from curvi.estimate.fixed_draws.sweep import CHUNK
 from curvi.family import FAMILIES, Family
 from curvi.family.centering import centering_of, with_centering
+from curvi.family.path import HostPath
 from curvi.methods.base import FamilyRow, Problem
 from curvi.methods.growing_draws.centering import conditional_sds
 from curvi.methods.growing_draws.state import GrowingState
 from curvi.methods.rungs import (
+    FEW_PRODUCTS,
     MEAN_FIELD,
+    MOST_PRODUCTS,
     RUNGS,
     Candidate,
     Rung,
@@ -89,9 +92,12 @@ def looked_at_products(
     target, q = problem.target, problem.q
     sds, gains = conditional_sds(objective.path, local.params), [UNKNOWN_GAIN for _ in RUNGS]
     product = lambda v: objective.expected_hessian_times(local, v)  # noqa: E731
+    tied = type(state.family) is FAMILIES[_TIED]
     for index, one in enumerate(RUNGS):
-        if one in _open(problem):
-            gains[index] = one.predict_by_products(product, sds, target, q)
+        if tied and one.name == _TIED:
+            gains[index] = _gained(objective, state, sds)
+        elif one in _open(problem):
+            gains[index] = one.predict_by_products(product, sds, target, q, FEW_PRODUCTS if tied else MOST_PRODUCTS)
     wider = max((gain.wider for gain in gains if gain.known), default=np.nan)
     gains[0] = PredictedGain(0.0, 0.0, wider)
     state = state.but(prediction=np.array([(gain.nats, gain.error, gain.wider) for gain in gains]))
@@ -100,6 +106,16 @@ def looked_at_products(
     if wanted == name_of(state.family):
         return state, None
     return state, widened(problem, objective, state, rung(wanted), None)
+
+
+def _gained(objective: Objective, state: GrowingState, sds: np.ndarray) -> PredictedGain:
+    """What q gains over the mean field with its means and conditional sds, if the posterior is Gaussian; where q has
+    climbed to, its precision is the expected one. The error is what the climb may have left.
+    """
+    assert state.climb is not None and isinstance(objective.path, HostPath)
+    entropy = objective.path.entropy(state.params) - sds.size * (1 + math.log(2 * math.pi)) / 2
+    wider = float(np.max(objective.path.sds(state.params) / sds))
+    return PredictedGain(max(entropy - float(np.log(sds).sum()), 0.0), state.climb.gain_tolerance, wider)
 
 
 def looks_at_products(problem: Problem, objective: Objective, state: GrowingState) -> bool:
@@ -179,9 +195,10 @@ def _to_be_tried(problem: Problem, state: GrowingState) -> Rung | None:
     """The family to try where gains cannot be predicted: the largest for few latents, else what is cheap."""
     if _is_known(state) or asked_for(problem) is not None:
         return None
-    size = state.family.noise_size
-    cheap = [one for one in _open(problem) if size <= LARGEST_UNKNOWN or one.num_tied(problem.target, problem.q) < size]
-    return cheap[-1] if cheap else None
+    found = _open(problem)
+    if state.family.noise_size <= LARGEST_UNKNOWN:
+        return found[-1] if found else None
+    return next((one for one in found if one.name == _TIED), None)
 
 
 def widened(

@@ -224,7 +224,7 @@ def _resumed(target, start, key, family, centering, method, num_starts) -> tuple
 def _rebound(checkpoint: Checkpoint | None, target: AbstractTarget) -> Checkpoint:
     """The checkpoint with every q in its state over this target, which may be a new object."""
     assert checkpoint is not None
-    rebind = lambda node: node.onto(target) if isinstance(node, Family) else node  # noqa: E731
+    rebind = lambda node: node.rebound_to(target) if isinstance(node, Family) else node  # noqa: E731
     state = jax.tree.map(rebind, checkpoint.state, is_leaf=lambda node: isinstance(node, Family))
     return dataclasses.replace(checkpoint, state=state)
 

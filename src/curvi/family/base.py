@@ -82,14 +82,15 @@ class Family(eqx.Module, Generic[DrawT]):
             if own is None or other is None or own.describe() != other.describe():
                 words = [latent.describe() if latent else "no further latent" for latent in (own, other)]
                 raise ValueError(f"q has {words[0]} where the target has {words[1]}: it belongs to another model")
+        return self.rebound_to(target)
+
+    def rebound_to(self, target: AbstractTarget) -> Self:
+        """The same q, of all latents or of some, with latents and centring of this target, throughout its structure."""
         made = self.rebound({latent.name: latent for latent in target.latents})
-        centering = centering_of(made)
-        return made if centering is None else with_centering(made, centering.onto(target))
+        return made if (of := centering_of(made)) is None else with_centering(made, of.onto(target))
 
     def recentered(self, amounts: Float[np.ndarray, " E"]) -> Self:
-        """About the same distribution of the latents with other lambdas (`curvi.family.centering`): equal to it where
-        locations and scales are certain.
-        """
+        """About the same q with other lambdas: equal to it where locations and scales are certain."""
         raise NotImplementedError(f"a {type(self).__name__} has no centring")
 
     def rebound(self, latents: Mapping[str, Latent]) -> Self:

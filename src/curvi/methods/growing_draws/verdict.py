@@ -39,11 +39,24 @@ def certificate(
     if doubt is not None:
         gain = unknown if doubt.outcome is Outcome.NON_FINITE else gain
         return dataclasses.replace(gain, doubt=doubt.outcome, weights=doubt.weights)
+    if _no_unseen_direction(objective, state, local):
+        return gain
     found = consistency.unseen_direction(objective, local, FOR_CONSISTENCY)
     if found is None:
         return gain
     doubt = _smoothness(problem, objective, state, consistency.SUSPECT_DISCREPANCY) or found
     return dataclasses.replace(unknown, doubt=doubt.outcome, weights=doubt.weights)
+
+
+def _no_unseen_direction(objective: Objective, state: GrowingState, local: FixedDrawsModel) -> bool:
+    """Whether as few draws as bound the ELBO show no flat direction: a symmetry is flat on any draws, and curvature that
+    is negative on few is asked about on all.
+    """
+    fewest = CHUNK * -(-2 * objective.moment_size // CHUNK)
+    if objective.num_score_params or 2 * fewest > local.curvature.fixed.num_draws:
+        return False
+    few = objective(state.params, objective.noise(state.params, (FOR_CONSISTENCY, 4), fewest, 1))
+    return few.finite() and consistency.unseen_direction(objective, few, FOR_CONSISTENCY) is None
 
 
 def outcome_of_last_round(

@@ -12,6 +12,7 @@ from curvi.adapters.stan import from_stan as from_stan
 from curvi.check import check as check
 from curvi.comparison import Comparison as Comparison
 from curvi.comparison import compare as compare
+from curvi.family import Banded as Banded
 from curvi.family import Bordered as Bordered
 from curvi.family import FullRank as FullRank
 from curvi.family import MeanField as MeanField

@@ -11,10 +11,11 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from curvi.certify.gain import default_tolerance
-from curvi.family import FAMILIES, Family, FullRank, MeanField
+from curvi.family import FAMILIES, Family
 from curvi.methods.base import Method, Problem
 from curvi.methods.centering import first_centering
 from curvi.methods.defaults import default_method
+from curvi.methods.first_family import asked_for, check_family, first_q, names_of
 from curvi.model.latents import num_elements
 from curvi.model.minibatch import MinibatchTarget, check_scale
 from curvi.model.target import AbstractTarget
@@ -53,9 +54,10 @@ def fit(
     key
         A key from `jax.random.key(seed)`. The same key and inputs give bitwise identical results.
     family
-        "mean_field", "full_rank" or "bordered"; or an instance, which also says where to start and is never replaced:
-        `MeanField(target)`, `Bordered(target, blocks)`, or the q of another fit. By default a mean field, and from it
-        full rank where a full covariance pays (`fit.families` says why): up to 500 continuous latents.
+        "auto", the default, begins with a mean field and goes on with the cheapest family whose predicted gain is
+        within 0.2 nats of the best, where that is more than 0.05 nats (`fit.families` says why). Or "mean_field",
+        "full_rank", "bordered"; or an instance, which also says where to start and is never replaced:
+        `MeanField(target)`, `Bordered(target, blocks)`, or the q of another fit.
     centering
         How far q's coordinates of latents a ~ Normal(loc, tau), loc or tau latent, are centred: from lambda = 1, a
         itself, to 0, (a - loc) / tau. "learn" is the default unless `family` is an instance; "off" leaves the model as
@@ -103,22 +105,22 @@ def fit(
     assert key is not None
     tolerance = default_tolerance(num_elements(target.latents)) if tolerance is None else tolerance
     families = start.checkpoint.families if start is not None and start.checkpoint is not None else ()
-    if start is None:
-        families = (tuple(FAMILIES) if family is None else (family,)) if not isinstance(family, Family) else ()
-    q = family if isinstance(family, Family) else _first_q(target, families)
+    families = names_of(family) if start is None else families
+    q = family if isinstance(family, Family) else first_q(target, families)
     reason = "asked for"
     if method is None:
         method, reason = default_method(Problem(target, q, num_starts, families))
-    if families == ("full_rank",) and not method.widens and start is None:
-        q = FullRank(target)
+    asked = asked_for(families)
+    if asked is not None and not method.widens and start is None:
+        q = FAMILIES[asked](target)
     learns, clock = False, Clock() if start is None else Clock(start.seconds)
     with clock:
         if start is None:
             q, learns = first_centering(target, q, centering, method, isinstance(family, Family))
     problem = Problem(target, q, num_starts, families, learns)
-    widens = families == ("full_rank",) and q.why_not_full_rank() is None  # what the mean field will become
-    asked = Problem(target, FullRank(target), num_starts, families) if widens else problem
-    if (why := method.why_not(asked)) is not None:
+    # What the mean field will become.
+    last = Problem(target, FAMILIES[asked](target), num_starts, families) if asked is not None else problem
+    if (why := method.why_not(last)) is not None:
         raise ValueError(why)
     if start is not None:
         reason = start.reason
@@ -146,16 +148,6 @@ def fit(
         run.failure.fit = found
         raise run.failure
     return found
-
-
-def _first_q(target: AbstractTarget, families: tuple[str, ...]) -> Family:
-    """The q to start from: a mean field, from which a full covariance starts, unless another family was asked for."""
-    if len(families) == 1 and families[0] not in ("mean_field", "full_rank"):
-        return FAMILIES[families[0]](target)
-    q = MeanField(target)
-    if families == ("full_rank",) and (q.why_not_full_rank() is not None or not q.reparameterised):
-        return FullRank(target)
-    return q
 
 
 def _as_fit(run: Run, outcome: Outcome, tolerance: float, reason: str) -> Fit:
@@ -231,12 +223,7 @@ def _rebound(checkpoint: Checkpoint | None, target: AbstractTarget) -> Checkpoin
 
 def _check_input(target, key, family, method, num_steps, tolerance, num_starts, max_seconds, max_evaluations) -> None:
     check_key(key)
-    if isinstance(family, str) and family not in FAMILIES:
-        raise ValueError(f"family must be one of {', '.join(FAMILIES)}, or an instance; got {family!r}")
-    if family is not None and not isinstance(family, Family | str):
-        raise ValueError(f"family must be a name or a curvi.MeanField of the target; got {type(family).__name__}")
-    if isinstance(family, Family) and family.latents != target.latents:
-        raise ValueError("family was made for another target; make it with curvi.MeanField(target, factors)")
+    check_family(family, target)
     if method is not None and not isinstance(method, Method):
         raise ValueError(f"method must be one of curvi.methods, as an instance; got {method!r}")
     for name, number in {"num_steps": num_steps, "max_evaluations": max_evaluations, "num_starts": num_starts}.items():

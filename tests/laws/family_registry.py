@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import constraints
 
-from curvi import Bordered, FullRank, MeanField, Target, factors
+from curvi import Banded, Bordered, FullRank, MeanField, Target, factors
 from curvi.family import Family
 from curvi.family.centering import Centering, centerable, with_centering
 from curvi.family.triangular_path import TriangularPath
@@ -93,6 +93,18 @@ def crossed(order=2, dtype=float) -> Target:
     return Target(log_density, init, {"p": constraints.simplex}, order=order)
 
 
+def chained(order=2, dtype=float) -> Target:
+    """Two series of three steps each, interleaved, around a positive scale."""
+
+    def log_density(t):
+        level, slope = t["level"], t["slope"]
+        walk = jnp.sum((level[1:] - level[:-1] - 0.5 * slope[:-1]) ** 2) * t["s"] + jnp.sum(jnp.cosh(slope))
+        return -0.5 * walk - 0.5 * jnp.sum((level - 0.5) ** 2) + 3 * jnp.log(t["s"]) - 2 * t["s"]
+
+    init = {"level": np.zeros(3, dtype), "s": np.ones((), dtype), "slope": np.zeros(3, dtype)}
+    return Target(log_density, init, {"s": constraints.positive}, order=order)
+
+
 def several_kinds() -> Target:
     """A positive number, a share, a bit and a real number."""
 
@@ -164,6 +176,15 @@ def fixed_point(q, target, noise, read=both_triangles):
     return q.with_moments(mean, np.linalg.cholesky(factor @ covariance @ factor.T))
 
 
+def own_fixed_point(q, target, noise):
+    """The whole step of the fixed point of q's own path."""
+    path, params = q.path, np.asarray(q.params, np.float64)
+    c = jnp.asarray(path.coordinates(params))
+    slope = path.gradients(q, lambda q, x: q.log_joint(target.full(), x), c, noise, jax.vmap)[1]
+    found = path.fixed_point(params, np.asarray(slope), 0.02, 1e-16)
+    return q.replace(jnp.asarray(found.at(1.0)))
+
+
 @dataclasses.dataclass(frozen=True)
 class Row:
     """One family over one target.
@@ -228,6 +249,12 @@ def _pairs(target):
     return Bordered(target, {"each": "x"})
 
 
+def _series(target):
+    return Banded(target, ["level", "slope"], width=2)
+
+
+# Given its neighbours, each coordinate is independent of the others.
+CHAIN = np.diag([2.0, 3.0, 1.5, 4.0]) + np.diag([-1.0, 0.8, -1.2], 1) + np.diag([-1.0, 0.8, -1.2], -1)
 DIAGONAL = np.diag([0.5, 1.0, 4.0, 20.0])
 FAMILIES = {
     "mean field": Row(MeanField, gaussian, gaussian=DIAGONAL, unit_step=unit_natural_step),
@@ -248,5 +275,10 @@ FAMILIES = {
     "bordered, crossed": Row(_crossed, crossed),
     "bordered, constrained": Row(_pairs, skewed, num_nodes=24),
     "bordered, centred": Row(lambda t: with_lambdas(Bordered(t, {"group": "a"}), t), centred, num_nodes=9),
+    "banded": Row(Banded, gaussian, gaussian=CHAIN, unit_step=own_fixed_point),
+    "banded, interleaved": Row(_series, chained),
+    "banded, constrained": Row(Banded, skewed, num_nodes=24),
+    "banded, centred": Row(lambda t: with_lambdas(Banded(t), t), centred, num_nodes=9),
+    "banded, discrete": Row(Banded, mixed, num_nodes=16, values=(2, 3)),
     "bordered, discrete": Row(_pairs, mixed, num_nodes=16, values=(2, 3)),
 }

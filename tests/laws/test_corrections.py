@@ -9,7 +9,7 @@ import pytest
 from curvi import FullRank, MeanField, Target, factors, fit
 from curvi.certify.fixed_draws import remaining_gain, solve
 from curvi.certify.gain import Gain, default_tolerance
-from curvi.certify.predicted import ExpectedHessian, predict_full_rank
+from curvi.certify.predicted import ExpectedHessian, precision_of, predict_full_rank
 from curvi.control.climb import End, climb_step
 from curvi.estimate.fixed_draws.objective import Objective
 
@@ -164,8 +164,8 @@ def test_factors_that_are_not_normal_are_kept():
 
 def test_a_precision_that_is_not_definite_predicts_nothing():
     none = np.zeros((2, 2))
-    assert not predict_full_rank(ExpectedHessian(np.array([[-1.0, 2.0], [2.0, -1.0]]), none)).known
-    assert not predict_full_rank(ExpectedHessian(np.diag([-1.0, 0.5]), none)).known
+    assert not predict_full_rank(precision_of(ExpectedHessian(np.array([[-1.0, 2.0], [2.0, -1.0]]), none))).known
+    assert not predict_full_rank(precision_of(ExpectedHessian(np.diag([-1.0, 0.5]), none))).known
     assert not predict_full_rank(None).known
-    exact = predict_full_rank(ExpectedHessian(-np.array([[2.0, 1.0], [1.0, 2.0]]), none))
+    exact = predict_full_rank(precision_of(ExpectedHessian(-np.array([[2.0, 1.0], [1.0, 2.0]]), none)))
     assert np.isclose(exact.nats, -np.log(0.75) / 2) and np.isclose(exact.wider, 0.75**-0.5)

@@ -90,7 +90,7 @@ WRONG = {
     "old-style key": (lambda: {"key": jax.random.PRNGKey(0)}, "typed key"),
     "integer key": (lambda: {"key": 0}, "typed key"),
     "many keys": (lambda: {"key": jax.random.split(KEY, 3)}, "single key"),
-    "no family": (lambda: {"family": "normal"}, "family must be one of mean_field, full_rank"),
+    "no family": (lambda: {"family": "normal"}, "family must be one of auto, mean_field, full_rank"),
     "family of another target": (lambda: {"family": MeanField(_other())}, "made for another target"),
     "class for a method": (lambda: {"method": SchemeI}, "as an instance"),
     "name for a method": (lambda: {"method": "newton"}, "as an instance"),

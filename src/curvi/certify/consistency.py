@@ -145,10 +145,12 @@ def _disagreement(path: HostPath, local: FixedDrawsModel) -> np.ndarray:
     values = local.fixed.values
     log_ratio = local.draw_values + 0.5 * (values**2).sum(1)  # ln q up to a constant
     if not isinstance(path, NormalPath) or len(path_grad) <= _MANY:
-        return score_disagreement(path.whitened_scores(values), log_ratio, path_grad, path_error, immaterial)
+        return score_disagreement(
+            path.whitened_scores(local.params, values), log_ratio, path_grad, path_error, immaterial
+        )
     for kind in (path.location(path_error), path.log_scale_entries(path_error)):
         np.maximum(kind, np.median(kind), out=kind)
-    z = score_disagreement(path.whitened_scores(values), log_ratio, path_grad, path_error, immaterial)
+    z = score_disagreement(path.whitened_scores(local.params, values), log_ratio, path_grad, path_error, immaterial)
     return np.append(z, _scales_disagreement(path, log_ratio, values, groups, immaterial))
 
 

@@ -141,7 +141,7 @@ class ArrowPath(HostPath):
     def entropy(self, params):
         return float(params[self.size : 2 * self.size].sum()) + 0.5 * self.size * (1 + _LOG_2PI)
 
-    def entropy_gradient(self):
+    def entropy_gradient(self, params):
         return self._entropy_gradient
 
     def spreads(self, params):
@@ -151,7 +151,7 @@ class ArrowPath(HostPath):
     def root(self, params):
         return ArrowRoot(self, params)
 
-    def whitened_scores(self, noise):
+    def whitened_scores(self, params, noise):
         own = noise[:, self.at.place]
         return np.concatenate([own, (own**2 - 1) / np.sqrt(2), noise[:, self.at.rows] * noise[:, self.at.columns]], 1)
 

@@ -37,7 +37,7 @@ def arrow_of(layout: Layout, blocks: Blocks) -> Arrow:
                     f"blocks overlap: latent '{latent}' is in the sets '{owner[latent]}' and '{name}'; leave it in one"
                 )
             owner[latent] = name
-            before, own, after = _cut(_slot(slots, layout, latent, name), axis, name)
+            before, own, after = _cut(continuous_slot(layout, latent, f"the set of blocks '{name}'"), axis, name)
             if count is not None and own != count:
                 raise ValueError(
                     f"the latents of the set of blocks '{name}' have {count} and, in '{latent}', {own} blocks"
@@ -69,15 +69,15 @@ def _axes(name: str, members) -> dict[str, int]:
     return axes
 
 
-def _slot(slots: dict[str, Slot], layout: Layout, latent: str, name: str) -> Slot:
-    if latent in slots:
+def continuous_slot(layout: Layout, latent: str, where: str) -> Slot:
+    """The slot of a continuous latent; ValueError where there is none of that name, `where` it was named."""
+    slots = {slot.latent.name: slot for slot in layout.slots}
+    if latent in slots and slots[latent].group == 0:
         return slots[latent]
-    if latent in {slot.latent.name for slot in layout.slots}:
-        raise ValueError(
-            f"latent '{latent}' of the set of blocks '{name}' is discrete: leave it out, it is independent"
-        )
-    known = ", ".join(slots)
-    raise ValueError(f"the set of blocks '{name}' names an unknown latent '{latent}'; the target has {known}")
+    if latent in slots:
+        raise ValueError(f"latent '{latent}' of {where} is discrete: leave it out, it is independent")
+    known = ", ".join(name for name, slot in slots.items() if slot.group == 0)
+    raise ValueError(f"{where} names an unknown latent '{latent}'; the target has {known}")
 
 
 def _cut(slot: Slot, axis: int, name: str) -> tuple[int, int, int]:
@@ -101,12 +101,16 @@ def known_blocks(target: AbstractTarget, layout: Layout) -> dict[str, dict[str, 
     plates = origin_of(target).plates
     found = blocks_of_plates(normal_first(layout, np.zeros(layout.num_params))[0], plates)
     if not found:
-        why = "its plates hold no latents" if plates else "the target knows of no plates"
         raise ValueError(
-            f'Bordered needs blocks: {why}. Name them, such as blocks={{"school": ["slope", "intercept"]}}, or use '
-            "FullRank, LowRank or MeanField"
+            f"Bordered needs blocks: {why_no_blocks(target)}. Name them, such as "
+            'blocks={"school": ["slope", "intercept"]}, or use FullRank, LowRank or MeanField'
         )
     return found
+
+
+def why_no_blocks(target: AbstractTarget) -> str:
+    """Why the plates of a target make no blocks."""
+    return "its plates hold no latents" if origin_of(target).plates else "the target knows of no plates"
 
 
 def blocks_of_plates(layout: Layout, plates: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:

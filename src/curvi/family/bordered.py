@@ -16,21 +16,20 @@ from jaxtyping import Array, Float
 
 from curvi.family.arrow import Arrow
 from curvi.family.arrow_path import ArrowPath, arrow_path
-from curvi.family.blocks import Blocks, arrow_of, known_blocks
+from curvi.family.base import Family
+from curvi.family.blocks import Blocks, arrow_of, blocks_of_plates, known_blocks, why_no_blocks
 from curvi.family.centering import Centering
 from curvi.family.continuous import Normal
-from curvi.family.joint_normal import JointNormal
+from curvi.family.joint_normal import JointNormal, check_dense
 from curvi.family.layout import Layout, lay_out
 from curvi.family.mean_field import MeanField
 from curvi.family.scale_metric import scale_fisher
-from curvi.family.widening import normal_first, why_not_joint, with_zeros
+from curvi.family.widening import normal_first, over_budget, why_not_joint, with_zeros
+from curvi.model.origin import origin_of
 from curvi.model.target import AbstractTarget
 from curvi.record.plain import register
 
 _LOG_2PI = float(np.log(2 * np.pi))
-_LARGEST_DENSE = 5_000  # coordinates up to which the covariance is formed
-_MAX_PARAMS = 2**26
-_MAX_PARAMS_BESIDE_DISCRETE = 2_144  # a dense matrix of the parameters is the metric there
 
 
 @register
@@ -72,6 +71,11 @@ class Bordered(JointNormal):
         object.__setattr__(made, "centering", q.centering)
         return made
 
+    @classmethod
+    def from_plates(cls, target: AbstractTarget, q: MeanField) -> "Bordered":
+        """The same with the blocks that the plates of the target make; ValueError where there are none."""
+        return cls.of(q, known_blocks(target, q.layout))
+
     # -- the covariance -----------------------------------------------------------------------------------------------
 
     @property
@@ -94,22 +98,12 @@ class Bordered(JointNormal):
     def factor(self) -> Float[Array, "n n"]:
         """L as a dense matrix in the order of the latents, of which rows and columns are permuted alike."""
         path = self.normal_path
-        if self.dimension > _LARGEST_DENSE:
-            raise ValueError(
-                f"the covariance of {self.dimension:,} coordinates is not formed; draw from q, or use `q.sds()`"
-            )
+        check_dense(self.dimension)
         dense = self._parts()[1].mv(jnp.eye(self.dimension, dtype=self.params.dtype)).T
         return dense[path.at.place][:, path.at.place]
 
     def covariance(self):
         return self.factor() @ self.factor().T
-
-    def moments(self):
-        return self.mean(), self.covariance() if self.dimension <= _LARGEST_DENSE else self.sds() ** 2
-
-    def sds(self) -> Float[Array, " n"]:
-        """The marginal sds in working coordinates."""
-        return jnp.sqrt(self._parts()[1].row_squares())[self.normal_path.at.place]
 
     def normal_draw(self, noise):
         return self.normal_path.place_draws(*self._parts(), noise)
@@ -133,15 +127,28 @@ class Bordered(JointNormal):
     def normal_entropy_hessian(self):
         return jnp.zeros((self.num_normal_params, self.num_normal_params), self.params.dtype)
 
-    @property
-    def below_rows(self):
+    def stretched(self, others, logs):
         at = self.normal_path.at
-        return at.order[at.rows]
+        return others * np.exp(logs[at.order[at.rows]])
 
     def other_labels(self, names):
         at = self.normal_path.at
         rows, columns = at.order[at.rows], at.order[at.columns]
         return [f"{names[i]} with {names[j]}" for i, j in zip(rows, columns)], [names[i] for i in rows]
+
+
+def known_arrow(target: AbstractTarget, q: Family) -> Arrow | str:
+    """The pattern of a mean field with the blocks of the target's plates; why there is none, as a sentence."""
+    if not isinstance(q, MeanField):
+        return f"Bordered continues from a MeanField of normal factors; got {type(q).__name__}"
+    if (why := why_not_joint(q.layout, "Bordered")) is not None:
+        return why
+    layout, _ = normal_first(q.layout, np.zeros(q.num_params))
+    blocks = blocks_of_plates(layout, origin_of(target).plates)
+    if not blocks:
+        return f"{why_no_blocks(target)}, which make blocks"
+    arrow = arrow_of(layout, blocks)
+    return _why_too_large(layout, arrow) or arrow
 
 
 def _joined(layout: Layout, params: np.ndarray, blocks: Blocks) -> tuple[jax.Array, Layout, Arrow]:
@@ -150,18 +157,13 @@ def _joined(layout: Layout, params: np.ndarray, blocks: Blocks) -> tuple[jax.Arr
         raise ValueError(why)
     layout, parts = normal_first(layout, params)
     arrow = arrow_of(layout, blocks)
-    _check_size(layout, arrow)
+    if (why := _why_too_large(layout, arrow)) is not None:
+        raise ValueError(why)
     return jax.device_put(with_zeros(parts, arrow.num_below)), layout, arrow
 
 
-def _check_size(layout: Layout, arrow: Arrow) -> None:
-    """Raise ValueError where there are more parameters than memory should be asked for."""
-    beside_discrete = len(layout.factors) > 1
-    most = _MAX_PARAMS_BESIDE_DISCRETE if beside_discrete else _MAX_PARAMS
-    wanted = 2 * arrow.size + arrow.num_below
-    if wanted > most:
-        where = " beside discrete latents" if beside_discrete else ""
-        raise ValueError(
-            f"Bordered takes at most {most:,} parameters{where}; these blocks, with {arrow.num_global:,} global "
-            f"coordinates, take {wanted:,}: put more of the latents into sets of blocks, or use MeanField"
-        )
+def _why_too_large(layout: Layout, arrow: Arrow) -> str | None:
+    """Why a pattern is refused that has more parameters than memory should be asked for; None if it has not."""
+    what = f"Bordered with {arrow.num_global:,} global coordinates"
+    remedy = "put more of the latents into sets of blocks, or use MeanField"
+    return over_budget(layout, 2 * arrow.size + arrow.num_below, what, remedy)

@@ -121,9 +121,8 @@ class FullRank(JointNormal):
     def normal_entropy_hessian(self):
         return jnp.zeros((self.num_normal_params, self.num_normal_params), self.params.dtype)
 
-    @property
-    def below_rows(self):
-        return np.tril_indices(self.dimension, -1)[0]
+    def stretched(self, others, logs):
+        return others * np.exp(logs[np.tril_indices(self.dimension, -1)[0]])
 
     def other_labels(self, names):
         rows, columns = np.tril_indices(self.dimension, -1)

@@ -23,6 +23,8 @@ from curvi.family.path import DirectPath, HostPath, Path
 from curvi.model.latents import Latent
 from curvi.solve.truncated_cg import Array as AnyArray
 
+LARGEST_DENSE = 5_000  # coordinates up to which the covariance of a sparse family is formed
+
 
 class JointNormal(Family[Draw]):
     """A normal distribution of the continuous latents, the first group of the layout; its covariance is abstract."""
@@ -69,10 +71,9 @@ class JointNormal(Family[Draw]):
     def covariance(self) -> Float[Array, "d d"]:
         """Its covariance."""
 
-    @property
     @abstractmethod
-    def below_rows(self) -> np.ndarray:
-        """The coordinate of the row of each entry of the scale below its diagonal, in the order of their parameters."""
+    def stretched(self, others: np.ndarray, logs: np.ndarray) -> np.ndarray:
+        """The parameters after mean and spreads where coordinates are stretched by the exponentials of `logs`."""
 
     @abstractmethod
     def other_labels(self, names: list[str]) -> tuple[list[str], list[str]]:
@@ -83,7 +84,7 @@ class JointNormal(Family[Draw]):
         at = centered_columns(self)
         params[at], moved[at] = recentered_columns(self, amounts)
         params[size : 2 * size] += moved
-        params[2 * size : self.num_normal_params] *= np.exp(moved[self.below_rows])
+        params[2 * size : self.num_normal_params] = self.stretched(params[2 * size : self.num_normal_params], moved)
         return with_amounts(self.replace(jax.device_put(params)), amounts)
 
     # -- parts --------------------------------------------------------------------------------------------------------
@@ -155,7 +156,12 @@ class JointNormal(Family[Draw]):
         return self.layout.to_model(x, self.params.dtype, self.centering)
 
     def moments(self):
-        return self.mean(), self.covariance()
+        return self.mean(), self.covariance() if self.dimension <= LARGEST_DENSE else self.sds() ** 2
+
+    def sds(self) -> Float[Array, " n"]:
+        """The marginal sds in working coordinates."""
+        found = self.normal_path.sds(np.asarray(self.normal_params, np.float64))
+        return jnp.asarray(found.astype(self.params.dtype))
 
     def log_prob(self, x):
         return self.normal_log_prob(x[0]) + self.weighed_log_prob(x)
@@ -262,3 +268,9 @@ class JointNormal(Family[Draw]):
         reached = np.abs(params[:size]) + 3 * spread
         pushed = [reached[slot.start : slot.start + slot.count].max() for slot in self.layout.slots if slot.pushed]
         return float(max([params[size : 2 * size].max(), *pushed]))
+
+
+def check_dense(dimension: int) -> None:
+    """Raise ValueError where a covariance would be too large."""
+    if dimension > LARGEST_DENSE:
+        raise ValueError(f"the covariance of {dimension:,} coordinates is not formed; draw from q, or use `q.sds()`")

@@ -113,14 +113,14 @@ class NormalPath(ExpandablePath):
     def entropy(self, params: np.ndarray) -> float:
         return float(params[1::2].sum()) + self.size * _ENTROPY
 
-    def entropy_gradient(self) -> np.ndarray:
+    def entropy_gradient(self, params: np.ndarray) -> np.ndarray:
         return self._entropy_gradient
 
     def spreads(self, params: np.ndarray) -> np.ndarray:
         """The inverse root of the Fisher information, which is diagonal."""
         return _interleave(self.scale(params), self._half)
 
-    def whitened_scores(self, noise: np.ndarray) -> np.ndarray:
+    def whitened_scores(self, params: np.ndarray, noise: np.ndarray) -> np.ndarray:
         """Scores in coordinates where the Fisher information is the identity: e and (e^2 - 1) / sqrt 2 per factor."""
         return _interleave(noise, (noise**2 - 1) / np.sqrt(2))
 

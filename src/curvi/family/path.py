@@ -147,15 +147,15 @@ class HostPath(Path):
         """H(q)."""
 
     @abstractmethod
-    def entropy_gradient(self) -> np.ndarray:
-        """Its gradient, which is the same everywhere."""
+    def entropy_gradient(self, params: np.ndarray) -> np.ndarray:
+        """Its gradient."""
 
     @abstractmethod
     def spreads(self, params: np.ndarray) -> np.ndarray:
         """Steps of one sd of q in each parameter: the inverse root of the diagonal of the Fisher information."""
 
     @abstractmethod
-    def whitened_scores(self, noise: np.ndarray) -> np.ndarray:
+    def whitened_scores(self, params: np.ndarray, noise: np.ndarray) -> np.ndarray:
         """Scores of the draws of this noise in coordinates where the Fisher information is the identity."""
 
     def whiten(self, params: np.ndarray, gradients: np.ndarray) -> np.ndarray:

@@ -135,7 +135,7 @@ class TriangularPath(ExpandablePath):
     def entropy(self, params):
         return float(params[self.size : 2 * self.size].sum()) + 0.5 * self.size * (1 + _LOG_2PI)
 
-    def entropy_gradient(self):
+    def entropy_gradient(self, params):
         return self._entropy_gradient
 
     def spreads(self, params):
@@ -147,7 +147,7 @@ class TriangularPath(ExpandablePath):
     def root(self, params):
         return TriangularRoot(self, params)
 
-    def whitened_scores(self, noise):
+    def whitened_scores(self, params, noise):
         i, j = self.below
         return np.concatenate([noise, (noise**2 - 1) / np.sqrt(2), noise[:, i] * noise[:, j]], 1)
 

@@ -11,6 +11,7 @@ from curvi.family.layout import Layout
 MAX_PARAMS = 525_824
 # Beside discrete latents, where the metric is a dense matrix of the parameters: 64 dimensions, a minute on two cores.
 MAX_PARAMS_BESIDE_DISCRETE = 2_144
+_MAX_PARAMS = 2**26  # of sparse families
 
 
 def full_rank_params(dimension: int) -> int:
@@ -83,3 +84,13 @@ def why_not_joint(layout: Layout, name: str) -> str | None:
         names = ", ".join(latent.name for latent in layout.latents)
         return f"{name} needs a continuous latent, and {names} are discrete; use MeanField"
     return None
+
+
+def over_budget(layout: Layout, wanted: int, what: str, remedy: str) -> str | None:
+    """Why a sparse joint normal with so many parameters is refused; None if memory may be asked for them."""
+    beside_discrete = len(layout.factors) > 1
+    most = MAX_PARAMS_BESIDE_DISCRETE if beside_discrete else _MAX_PARAMS
+    if wanted <= most:
+        return None
+    where = " beside discrete latents" if beside_discrete else ""
+    return f"{what} takes {wanted:,} parameters, of at most {most:,} parameters{where}: {remedy}"

@@ -128,7 +128,7 @@ class News:
 @register
 @dataclasses.dataclass(frozen=True)
 class FamilyRow:
-    """A family of the ladder.
+    """A family that a fit could have chosen.
 
     Attributes
     ----------
@@ -140,6 +140,8 @@ class FamilyRow:
         Whether the fit ended with it.
     why
         Why, or why not.
+    gain_error
+        The standard error of the predicted gain; NaN where that is unknown.
     """
 
     name: str
@@ -147,6 +149,7 @@ class FamilyRow:
     predicted_gain: float
     chosen: bool
     why: str
+    gain_error: float = float("nan")
 
 
 class Method(eqx.Module, Generic[StateT]):
@@ -155,7 +158,7 @@ class Method(eqx.Module, Generic[StateT]):
     needs: ClassVar[Needs] = Needs()
     default_num_steps: ClassVar[int] = 500
     several_starts: ClassVar[bool] = False
-    widens: ClassVar[bool] = False  # whether a mean field may become full rank on the way
+    widens: ClassVar[bool] = False  # whether a mean field may become another family on the way
     learns_centering: ClassVar[bool] = False
 
     @abstractmethod

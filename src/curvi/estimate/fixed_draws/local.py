@@ -138,7 +138,7 @@ class FixedDrawsModel(LocalModel[np.ndarray, FixedDrawsHessian, BlockDiagonal | 
             return self
         slope = path.symmetrised(self.params, self.slope)
         raw_grad = path.gradient(self.params, slope)
-        grad = raw_grad + path.entropy_gradient()
+        grad = raw_grad + path.entropy_gradient(self.params)
         curvature = dataclasses.replace(self.curvature, grad=grad, raw_grad=raw_grad)
         return dataclasses.replace(self, slope=slope, grad=grad, curvature=curvature, noise=self.noise.symmetrised())
 

@@ -116,8 +116,8 @@ class GrowingState:
     error
         A copy of the error that the draws of the last correction left in the parameters; empty before it.
     prediction
-        Predicted gain of a full covariance, its error and the largest factor by which sds would widen
-        (`PredictedGain`); empty before it is known.
+        Predicted gain, its error and the largest factor by which sds would widen (`PredictedGain`), one row per family
+        of `curvi.methods.rungs`; empty before they were looked up.
     climb
         The current climb, or the one that has just ended; None before a new one.
     search

@@ -32,13 +32,13 @@ def evidence(precision=PRECISION) -> float:
     return 2 * np.log(2 * np.pi) - 0.5 * np.linalg.slogdet(precision)[1]
 
 
-def skewed(order=2, dtype=float) -> Target:
+def skewed(order=2, dtype=float, size=2) -> Target:
     """Correlated, not normal, and partly constrained."""
 
     def log_density(t):
         return 3 * jnp.log(t["s"]) - t["s"] * (1 + t["x"] @ t["x"]) + 0.5 * t["x"][0] * t["x"][1] - 0.1 * t["x"][0] ** 4
 
-    init = {"x": np.zeros(2, dtype), "s": np.array(1.0, dtype)}
+    init = {"x": np.zeros(size, dtype), "s": np.array(1.0, dtype)}
     return Target(log_density, init, {"s": constraints.positive}, order=order)
 
 
@@ -53,11 +53,11 @@ def shaped() -> Target:
     return Target(log_density, init, {"p": constraints.simplex, "u": constraints.interval(0, 2)})
 
 
-def mixed(order=2, dtype=float) -> Target:
+def mixed(order=2, dtype=float, size=2) -> Target:
     """A bit and a value of three between correlated continuous latents."""
 
     def log_density(t):
-        rest = t["x"] - jnp.array([0.8, -0.4], dtype) * t["kind"]
+        rest = t["x"] - jnp.array([0.8, -0.4, 0.2, 0.0][:size], dtype) * t["kind"]
         return (
             -jnp.sum(rest**2)
             + 1.4 * rest[0] * rest[1]
@@ -65,7 +65,7 @@ def mixed(order=2, dtype=float) -> Target:
             - t["s"] * (2 + 0.5 * t["bit"] * rest[0] ** 2)
         )
 
-    init = {"bit": np.array(0), "x": np.zeros(2, dtype), "kind": np.array(1), "s": np.array(1.0, dtype)}
+    init = {"bit": np.array(0), "x": np.zeros(size, dtype), "kind": np.array(1), "s": np.array(1.0, dtype)}
     supports = {"bit": constraints.boolean, "kind": constraints.integer_interval(0, 2), "s": constraints.positive}
     return Target(log_density, init, supports, order=order)
 
@@ -296,9 +296,9 @@ FAMILIES = {
     "bordered, centred": Row(lambda t: with_lambdas(Bordered(t, {"group": "a"}), t), centred, num_nodes=9),
     "low rank": Row(_one, gaussian, gaussian=FACTOR, best=one_factor, metric=1 / 3),
     "low rank, two factors": Row(_two, chained, metric=1 / 3),
-    "low rank, constrained": Row(_one, skewed, num_nodes=14, metric=1 / 3),
+    "low rank, constrained": Row(_one, lambda: skewed(size=3), num_nodes=9, metric=1 / 3),
     "low rank, centred": Row(lambda t: with_lambdas(_one(t), t), centred, num_nodes=7, metric=1 / 3),
-    "low rank, discrete": Row(_one, mixed, num_nodes=12, values=(2, 3), metric=1 / 3),
+    "low rank, discrete": Row(_one, lambda: mixed(size=3), num_nodes=7, values=(2, 3), metric=1 / 3),
     "banded": Row(Banded, gaussian, gaussian=CHAIN, unit_step=own_fixed_point),
     "banded, interleaved": Row(_series, chained),
     "banded, constrained": Row(Banded, skewed, num_nodes=24),

@@ -182,7 +182,7 @@ def test_the_root_of_the_metric(name):
     row, q = FAMILIES[name], FAMILIES[name].q()
     objective = Objective(row.target(), q, jax.random.key(0), 64)
     local = objective(np.asarray(q.params), objective.noise(np.asarray(q.params), (1,), 64))
-    v, fisher = np.cos(np.arange(q.num_params)), q.fisher()
+    v, fisher = np.cos(np.arange(q.num_params)), q.fisher() if q.reparameterised else q.metric()
     root = local.root()
     solved = root.solve_transpose(root.solve(v))
     if row.metric is not None and q.reparameterised:

@@ -11,7 +11,7 @@ import numpy as np
 
 from curvi.record.plain import register
 
-_LEAST = 0.1  # share of the metric of an unused factor: one of length zero would have none
+LEAST = 0.1  # share of the metric of an unused factor: one of length zero would have none
 NEGLIGIBLE = 1e-3  # of the length of V_i: smaller D_i are rounded up in densities
 
 
@@ -134,7 +134,7 @@ class FactorsMatrix:
     @functools.cached_property
     def of_factors(self) -> np.ndarray:
         """The metric of the factors among each other, V' C^-1 V, and a little where they are short."""
-        return (1 - _LEAST) * self.factors.T @ self.solved + _LEAST * np.eye(self.pattern.rank)
+        return (1 - LEAST) * self.factors.T @ self.solved + LEAST * np.eye(self.pattern.rank)
 
     @functools.cached_property
     def turn(self) -> np.ndarray:
@@ -144,4 +144,4 @@ class FactorsMatrix:
     @property
     def of_scales(self) -> np.ndarray:
         """The metric of D, of which the diagonal is taken, and a little where factors explain everything."""
-        return 2 * ((1 - _LEAST) * self.unique + _LEAST) * np.maximum(self.inverse_diagonal, 1e-12 * self.scale**-2)
+        return 2 * ((1 - LEAST) * self.unique + LEAST) * np.maximum(self.inverse_diagonal, 1e-12 * self.scale**-2)

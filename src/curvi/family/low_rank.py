@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from curvi.curvature.blocks import BlockDiagonal
 from curvi.family.centering import Centering
 from curvi.family.continuous import Normal
-from curvi.family.factors_matrix import NEGLIGIBLE, Factors, pivoted
+from curvi.family.factors_matrix import LEAST, NEGLIGIBLE, Factors, pivoted
 from curvi.family.joint_normal import JointNormal, check_dense
 from curvi.family.layout import Layout, lay_out
 from curvi.family.low_rank_path import LowRankPath, low_rank_path
@@ -147,6 +148,13 @@ class LowRank(JointNormal):
         bent = jnp.einsum("ij,jkp->pik", inverse, by_params)
         found = 0.5 * jnp.einsum("pij,qji->pq", bent, bent)
         return found.at[: self.dimension, : self.dimension].add(inverse)
+
+    def metric(self):
+        """Turns of short factors, and a D_i that factors replace, hardly change q: these are held back a little."""
+        first, *rest = self.fisher().blocks
+        inverse = jnp.diag(jnp.linalg.inv(self.covariance()))
+        more = jnp.concatenate([0 * inverse, 2 * inverse, inverse[self._rows()]])
+        return BlockDiagonal((first + LEAST * jnp.diag(more), *rest))
 
     def normal_entropy_hessian(self):
         return jax.hessian(lambda p: self._moved(p).normal_entropy())(self.normal_params)

@@ -143,13 +143,13 @@ def _look(fit: "Fit") -> _Seen:
 
 
 def _next_family(fit: "Fit") -> dict:
-    """Name and predicted gain of the family with more parameters whose gain is largest."""
-    chosen = max((row.num_params for row in fit.families if row.chosen), default=0)
-    larger = [row for row in fit.families if not row.chosen and row.num_params > chosen]
-    if not larger:
+    """Name and predicted gain, over the family of the fit, of that with more parameters whose gain is largest."""
+    chosen = next((row for row in fit.families if row.chosen), None)
+    larger = [row for row in fit.families if chosen is not None and row.num_params > chosen.num_params]
+    if chosen is None or not larger:
         return {}
     best = max(larger, key=lambda row: row.predicted_gain if np.isfinite(row.predicted_gain) else -np.inf)
-    return {"family": best.name, "gain": float(best.predicted_gain)}
+    return {"family": best.name, "gain": float(best.predicted_gain - chosen.predicted_gain)}
 
 
 def _errors(fit: "Fit", seen: _Seen) -> tuple[float, float, float, str]:

@@ -11,6 +11,7 @@ from curvi.methods.base import Method, Problem
 from curvi.methods.growing_draws import GrowingDraws
 from curvi.methods.plate_regression import PlateRegression
 from curvi.methods.pooled_regression import PooledRegression
+from curvi.methods.rungs import MEAN_FIELD, asked_for, open_rungs
 from curvi.methods.scheme_i import SchemeI
 from curvi.methods.streamed_newton import StreamedNewton
 from curvi.model.factored import FactoredTarget
@@ -51,8 +52,10 @@ def _derivatives_help(problem: Problem) -> bool:
 def _many(problem: Problem) -> bool:
     """Whether a mean field of normal factors has so many latents that draws are better made than stored."""
     target, q = problem.target, problem.q
-    other = len(problem.families) == 1 and problem.families[0] != "mean_field"
-    asked = other or problem.num_starts > 1 or target.minibatched
+    # From a mean field to another family: that is for draws on the host.
+    other = asked_for(problem)
+    asked = (bool(open_rungs(problem)) if other is None else other != MEAN_FIELD) and bool(problem.families)
+    asked = asked or problem.num_starts > 1 or target.minibatched
     many = q.noise_size >= MANY_LATENTS.get(jax.default_backend(), 1024)
     return many and not asked and target.order >= 2 and normal_on_device(q)
 

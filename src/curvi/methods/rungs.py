@@ -3,8 +3,8 @@
 The rule: of the families that a budget of memory and evaluations affords, the cheapest whose predicted gain is within
 0.2 nats of the best. A mean field is kept where nothing gains more than 0.05 nats and no sd of linear response differs
 by 10 %. Cost is the number of parameters, to which memory and the time of a product are proportional; families of up to
-2,144 parameters (full rank in 64 dimensions) cost the same, most of which is compiling. Budgets depend on shapes and
-on the total memory of the device alone.
+2,144 parameters (full rank in 64 dimensions) cost the same, most of which is compiling, and the largest of them is
+taken. Budgets depend on shapes and on the total memory of the device alone.
 """
 
 import math
@@ -14,7 +14,8 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from curvi.certify.predicted import Precision, PredictedGain, predict_arrow, predict_full_rank
+from curvi.certify.predicted import UNKNOWN_GAIN, Precision, PredictedGain, predict_arrow, predict_full_rank
+from curvi.certify.predicted_blocks import predict_by_products
 from curvi.family import FAMILIES, Family
 from curvi.family.bordered import known_arrow
 from curvi.methods.base import FamilyRow, Problem
@@ -28,6 +29,8 @@ SMALL = 2_144  # parameters up to which families cost the same
 # regressions; so full rank goes up to 500 latents.
 MOST_EVALUATIONS = 14_000
 _EACH, _ANYWAY = 16, 6_000
+# Products of a prediction without the whole expected precision, and the same from so many latents.
+MOST_PRODUCTS, MOST_PRODUCTS_OF_MANY, MANY = 200, 64, 20_000
 _MEMORY = 1 / 8  # of the total of the device
 _COPIES = 24  # vectors of parameters that a fit holds at a time
 
@@ -52,6 +55,12 @@ class Rung(ABC):
     @abstractmethod
     def predict(self, precision: Precision | None, target: AbstractTarget, q: Family) -> PredictedGain:
         """The gain predicted by the whole expected precision."""
+
+    def predict_by_products(self, product, sds: np.ndarray, target: AbstractTarget, q: Family) -> PredictedGain:
+        """The gain predicted by products with the expected Hessian, within the budget; unknown where that is not
+        enough.
+        """
+        return UNKNOWN_GAIN
 
     @abstractmethod
     def of(self, target: AbstractTarget, q: Family) -> Family:
@@ -115,6 +124,10 @@ class _Bordered(Rung):
     def predict(self, precision, target, q):
         return predict_arrow(precision, known_arrow(target, q))
 
+    def predict_by_products(self, product, sds, target, q):
+        most = MOST_PRODUCTS if q.noise_size <= MANY else MOST_PRODUCTS_OF_MANY
+        return predict_by_products(product, sds, known_arrow(target, q), most)
+
     def of(self, target, q):
         return FAMILIES[self.name].from_plates(target, q)
 
@@ -155,6 +168,13 @@ def rung(name: str) -> Rung:
     return next(one for one in RUNGS if one.name == name)
 
 
+def open_rungs(problem: Problem) -> list[Rung]:
+    """The families besides the mean field that it may become within the budget."""
+    target, q = problem.target, problem.q
+    wider = [one for one in RUNGS if one.name in problem.families and one.name != MEAN_FIELD]
+    return [one for one in wider if (one.why_not(target, q) or one.why_not_afforded(target, q)) is None]
+
+
 def choose(candidates: Sequence[Candidate]) -> str:
     """The name of the family that the rule takes; a mean field where the gain of no other is known."""
     known = [one for one in candidates if one.gain.known and one.name != MEAN_FIELD]
@@ -164,7 +184,8 @@ def choose(candidates: Sequence[Candidate]) -> str:
     if not (best > GAIN or any(one.gain.wider > WIDER for one in known)):
         return MEAN_FIELD
     near = [one for one in known if one.gain.nats >= best - WITHIN and one.gain.nats >= min(GAIN, best)]
-    return min(near, key=lambda one: (max(one.num_params, SMALL), -one.gain.nats)).name
+    # Of those that cost the same the largest, which contains the others.
+    return min(near, key=lambda one: (max(one.num_params, SMALL), -one.num_params)).name
 
 
 def asked_for(problem: Problem) -> str | None:
@@ -187,7 +208,7 @@ def family_rows(problem: Problem, q: Family, prediction: np.ndarray) -> tuple[Fa
         return (FamilyRow(name, q.num_params, math.nan, True, why),)
     rows = []
     every = np.full((len(RUNGS), 3), math.nan) if not prediction.size else prediction
-    gains = {one.name: PredictedGain(*row) for one, row in zip(RUNGS, every)}
+    gains = {one.name: PredictedGain(*map(float, row)) for one, row in zip(RUNGS, every)}
     for one in RUNGS:
         chosen, gain = one.name == name, gains[one.name]
         why_not = one.why_not(target, start)
@@ -214,6 +235,8 @@ def _why(problem: Problem, one: Rung, gain: PredictedGain, of_chosen: PredictedG
     if one.name == MEAN_FIELD:
         if not chosen:
             return "another family gains more"
+        if not open_rungs(problem):
+            return "no other family is open to it"
         return "no family gains more" if gain.known else "what others gain is unknown, or not known yet"
     if not gain.known:
         tail = "the expected precision of a mean field is not positive definite"

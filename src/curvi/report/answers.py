@@ -62,9 +62,11 @@ def family_line(fit: "Fit") -> str:
         return ""
     check = fit.posterior_check
     said = f"{chosen.name}, {chosen.num_params:,} parameters: {chosen.why}"
-    if not check.next_family or not np.isfinite(check.predicted_gain) or "nats" in chosen.why:
+    if not check.next_family:
         return said
-    return f"{said}; {check.next_family} would gain {check.predicted_gain:.2g} nats"
+    gain = check.predicted_gain
+    known = f"would gain {max(gain, 0.0):.2g} nats more" if np.isfinite(gain) else "would gain is not known"
+    return f"{said}; {check.next_family} {known}" if np.isfinite(gain) else f"{said}; what {check.next_family} {known}"
 
 
 def khat_words(fit: "Fit") -> str:

@@ -13,6 +13,7 @@ from curvi.estimate.hybrid import Weighted
 from curvi.estimate.local import Counts
 from curvi.family import Family
 from curvi.family.centering import centering_of
+from curvi.family.normal_path import NormalPath
 from curvi.family.path import ExpandablePath, HostPath
 from curvi.model.target import AbstractTarget
 from curvi.record.counts import CallCounts
@@ -147,6 +148,14 @@ class Objective:
         if fixed.excess is not None:
             bent = bent - fixed.excess.gradient(tangent)
         return path.product(params, direction, at.raw_grad, bent)
+
+    def expected_hessian_times(self, local: FixedDrawsModel, v: np.ndarray) -> np.ndarray:
+        """The expected Hessian of ln p at the q of a local model times a vector of coordinates."""
+        path = self.path
+        assert isinstance(path, NormalPath)
+        direction = np.zeros(self.num_params)
+        path.location(direction)[:] = v
+        return path.location(self.product(local.curvature, direction))
 
     def _slope(self, c: np.ndarray, fixed: FixedNoise) -> np.ndarray:
         """The gradient of the mean of ln p in the coordinates."""

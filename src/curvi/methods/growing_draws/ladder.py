@@ -13,7 +13,7 @@ from curvi.estimate.fixed_draws.sweep import CHUNK
 from curvi.family import FAMILIES
 from curvi.methods.base import FamilyRow, Problem
 from curvi.methods.growing_draws.state import GrowingState
-from curvi.methods.rungs import MEAN_FIELD, RUNGS, Candidate, Rung, asked_for, choose, family_rows, rung
+from curvi.methods.rungs import MEAN_FIELD, RUNGS, Candidate, Rung, asked_for, choose, family_rows, open_rungs, rung
 
 LARGEST_DENSE = 500  # latents up to which the whole expected precision is estimated
 LARGEST_UNKNOWN = 64  # latents up to which full rank is tried where its gain cannot be predicted
@@ -47,6 +47,42 @@ def looked_up(
     return state, None
 
 
+def looked_at_products(
+    problem: Problem, objective: Objective, state: GrowingState, local: FixedDrawsModel
+) -> tuple[GrowingState, GrowingState | None]:
+    """The same where there are too many latents for the whole expected precision, from products at the end of a rough
+    climb; what a mean field would take to converge is then spent on the family that pays, or is tried.
+    """
+    if not looks_at_products(problem, objective, state):
+        return state, None
+    asked = asked_for(problem)
+    if asked is not None:
+        return state, widened(problem, objective, state, rung(asked), None)
+    target, q = problem.target, problem.q
+    sds, gains = objective.path.sds(local.params), [UNKNOWN_GAIN for _ in RUNGS]
+    product = lambda v: objective.expected_hessian_times(local, v)  # noqa: E731
+    for index, one in enumerate(RUNGS):
+        if one in _open(problem):
+            gains[index] = one.predict_by_products(product, sds, target, q)
+    wider = max((gain.wider for gain in gains if gain.known), default=np.nan)
+    gains[0] = PredictedGain(0.0, 0.0, wider)
+    state = state.but(prediction=np.array([(gain.nats, gain.error, gain.wider) for gain in gains]))
+    tried = _to_be_tried(problem, state)
+    wanted = choose(candidates(problem, state)) if tried is None else tried.name
+    return state, None if wanted == MEAN_FIELD else widened(problem, objective, state, rung(wanted), None)
+
+
+def looks_at_products(problem: Problem, objective: Objective, state: GrowingState) -> bool:
+    """Whether families are looked up by products at the end of the first climb."""
+    if state.prediction.size or objective.dimension <= LARGEST_DENSE or not _can_widen(problem, state):
+        return False
+    asked = asked_for(problem)
+    if asked is not None:
+        # A full covariance begins with the expected Hessian, which corrections estimate.
+        return asked not in (MEAN_FIELD, "full_rank")
+    return bool(_open(problem))
+
+
 def tried(problem: Problem, objective: Objective, state: GrowingState) -> GrowingState | None:
     """The state of a climb with a covariance from a mean field that has converged, where what that gains cannot be
     predicted: an indefinite expected precision often means that independent factors cannot follow the posterior.
@@ -72,19 +108,16 @@ def candidates(problem: Problem, state: GrowingState) -> list[Candidate]:
     found = []
     for one, row in zip(RUNGS, state.prediction if state.prediction.size else np.full((len(RUNGS), 3), np.nan)):
         if one.name == MEAN_FIELD or one in _open(problem):
-            found.append(Candidate(one.name, one.num_params(problem.target, problem.q), PredictedGain(*row)))
+            found.append(
+                Candidate(one.name, one.num_params(problem.target, problem.q), PredictedGain(*map(float, row)))
+            )
     return found
 
 
 def _open(problem: Problem) -> list[Rung]:
     """The families besides the mean field that it may become within the budget."""
 
-    def make() -> list[Rung]:
-        target, q = problem.target, problem.q
-        wider = [one for one in RUNGS if one.name in problem.families and one.name != MEAN_FIELD]
-        return [one for one in wider if (one.why_not(target, q) or one.why_not_afforded(target, q)) is None]
-
-    return problem.once("open", make)
+    return problem.once("open", lambda: open_rungs(problem))
 
 
 def _can_widen(problem: Problem, state: GrowingState) -> bool:
@@ -110,7 +143,7 @@ def _predictions(problem: Problem, precision) -> np.ndarray:
 
 def _to_be_tried(problem: Problem, state: GrowingState) -> Rung | None:
     """The family to try where gains cannot be predicted: the largest for few latents, else what is cheap."""
-    if _is_known(state) or asked_for(problem) is not None:
+    if _is_known(state) or asked_for(problem) is not None or not _can_widen(problem, state):
         return None
     size = state.family.noise_size
     cheap = [one for one in _open(problem) if size <= LARGEST_UNKNOWN or one.num_tied(problem.target, problem.q) < size]

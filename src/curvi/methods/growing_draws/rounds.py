@@ -16,6 +16,7 @@ from curvi.family.path import ExpandablePath, HostPath
 from curvi.methods.base import Budget, News, Problem
 from curvi.methods.growing_draws.centering import search_centering
 from curvi.methods.growing_draws.corrections import correct
+from curvi.methods.growing_draws.ladder import looked_at_products, looks_at_products
 from curvi.methods.growing_draws.starts import try_start
 from curvi.methods.growing_draws.state import Climb, GrowingState
 from curvi.methods.growing_draws.streams import FOR_CLIMBING
@@ -98,10 +99,12 @@ def _climb(problem: Problem, objective: Objective, state: GrowingState, local: F
         newton = newton and (objective.expandable or not climbed.accepted)
     params = climbed.local.params
     problem.once("local", lambda: climbed.local, params, local.fixed)
-    climb = state.climb
-    if climbed.end is not None:
-        climb = Climb(climb.before, climb.value, climb.gain_tolerance, climbed.end.name)
+    climb, end = state.climb, climbed.end
     pays = state.rough and climbed.accepted and _metric_pays(objective, climbed, local.fixed)
+    if pays and end is None and looks_at_products(problem, objective, state):
+        pays, end = False, End.DONE  # near enough to look up what other families gain
+    if end is not None:
+        climb = Climb(climb.before, climb.value, climb.gain_tolerance, end.name)
     changes.update(params=params, radius=climbed.radius, climb=climb, taken=state.taken + 1, newton=newton)
     return state.but(**changes, wants_metric=pays), News([_row(climbed)])
 
@@ -169,6 +172,9 @@ def _after_climb(problem, objective: Objective, state: GrowingState, local: Fixe
         return _less_misled(problem, objective, state, local, gained)
     if end is End.MOVED:
         return state.but(round=state.round + 1, climb=None)
+    state, wider = looked_at_products(problem, objective, state, local)
+    if wider is not None:
+        return wider
     if objective.expandable and not _matched(objective, state) and (state.rough or gained > _MOVED):
         state = state.but(**_expanded(problem, objective, state, local))
         if state.rough:

@@ -12,7 +12,8 @@ from curvi.certify.streamed import checked, weigh
 from curvi.estimate.streamed.objective import StreamedObjective
 from curvi.estimate.streamed.programs import MAX_DRAWS, NUM_PARTS
 from curvi.family.on_device import normal_on_device
-from curvi.methods.base import Budget, Method, Needs, News, Problem
+from curvi.methods.base import Budget, FamilyRow, Method, Needs, News, Problem
+from curvi.methods.rungs import family_rows
 from curvi.methods.streamed_newton.climb import climb, few_look, few_of, start
 from curvi.methods.streamed_newton.corrections import correct, fresh_look
 from curvi.methods.streamed_newton.state import StreamedState
@@ -66,6 +67,9 @@ class StreamedNewton(Method[StreamedState]):
         if jnp.finfo(problem.q.params.dtype).bits < 32:
             return f"q is in {problem.q.params.dtype}, whose digits are too few; give init in float32 or float64"
         return None
+
+    def families(self, problem: Problem, state: StreamedState) -> tuple[FamilyRow, ...]:
+        return family_rows(problem, state.q, np.zeros(0))
 
     def init(self, problem: Problem, key) -> StreamedState:
         radius = _RADIUS * max(1.0, problem.q.num_params / 2)

@@ -15,6 +15,7 @@ from curvi.comparison import compare as compare
 from curvi.family import Banded as Banded
 from curvi.family import Bordered as Bordered
 from curvi.family import FullRank as FullRank
+from curvi.family import LowRank as LowRank
 from curvi.family import MeanField as MeanField
 from curvi.fit import fit as fit
 from curvi.model.black_box import BlackBoxError as BlackBoxError

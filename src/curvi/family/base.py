@@ -107,6 +107,10 @@ class Family(eqx.Module, Generic[DrawT]):
         """The distribution of this family with other parameters."""
         return eqx.tree_at(lambda q: q.params, self, params)
 
+    def metric(self) -> BlockDiagonal:
+        """The metric that steps on fixed noise are measured in: F, or more than that where F is almost singular."""
+        return self.fisher()
+
     def move(self, whitened_step: Float[Array, " P"]) -> Self:
         """q moved by the step p with L'p = `whitened_step`, where F = L L'; |L'p|^2 / 2 is in nats."""
         return self.replace(self.params + self.fisher().factorise().solve_transpose(whitened_step))
@@ -247,9 +251,7 @@ class Family(eqx.Module, Generic[DrawT]):
         return 0
 
     def every_value(self, x: DrawT) -> tuple[DrawT, np.ndarray] | None:
-        """Copies of the draw x, one for each value of each discrete factor, and the index of that factor; None without
-        discrete factors.
-        """
+        """Copies of the draw x, one per value of each discrete factor, and that factor's index; None without any."""
         return None
 
     @property
@@ -284,9 +286,7 @@ class Family(eqx.Module, Generic[DrawT]):
         return self.parameter_labels()
 
     def by_noise_column(self, weights: np.ndarray) -> np.ndarray | None:
-        """Weights of the parameters from weights of the columns of the noise; None where columns have no parameters of
-        their own.
-        """
+        """Weights of the parameters from weights of the columns of the noise; None where columns have no own ones."""
         return None
 
     def location_params(self) -> np.ndarray:

@@ -6,7 +6,7 @@ import numpy as np
 
 from curvi.estimate.draws import sobol_net
 from curvi.estimate.fixed_draws.expansion import Excess, Expansion
-from curvi.estimate.fixed_draws.local import FixedDrawsHessian, FixedDrawsModel, PartNoise
+from curvi.estimate.fixed_draws.local import Difference, FixedDrawsHessian, FixedDrawsModel, PartNoise
 from curvi.estimate.fixed_draws.noise import FixedNoise, NoiseSource, correction_draws
 from curvi.estimate.fixed_draws.sweep import CHUNK, Sweeps, split_structure
 from curvi.estimate.hybrid import Weighted
@@ -55,6 +55,8 @@ class Objective:
         self.corrects = True  # whether the expansion is used as control variate; it is always used as metric
         self._units: FixedNoise | None = None
         self.counts = CallCounts()
+        # What models on fresh draws add, where the target is a sample of the rows (`curvi.estimate.rows`).
+        self.difference: Difference | None = None
         # For rows of the Hessian at the mean, and for the expected Hessian.
         wanted = correction_draws(self.dimension) if self.dimension <= _LARGEST_WIDENED else self.dimension
         wanted = wanted if self.expandable else (_FOR_CENTERING if centering_of(q) is not None else 0)
@@ -219,6 +221,11 @@ class Objective:
         return fixed
 
     # -- programs -----------------------------------------------------------------------------------------------------
+
+    @property
+    def inputs(self) -> tuple:
+        """Target and q as the structure and the arrays of a program."""
+        return self._sweeps.structure, self._sweeps.arrays
 
     def follow(self, q: Family) -> None:
         """Evaluate with the centring of q, a value of the programs, not part of their structure."""

@@ -89,8 +89,8 @@ def fit(
     Returns
     -------
     A `Fit`. Numerical problems are reported in its outcome. Raises ValueError for invalid input or if no finite start
-    exists; BlackBoxError if a black box fails, RowsError if rows cannot be read again as they were, CheckpointError if
-    the checkpoint cannot be written (the attribute `fit` of these: so far).
+    exists; BlackBoxError if a black box fails, RowsError if rows changed, CheckpointError if the checkpoint cannot be
+    written (`fit` of these: so far).
     """
     if not isinstance(target, AbstractTarget):
         raise ValueError(
@@ -129,8 +129,7 @@ def fit(
     limits = Limits(method.default_num_steps if num_steps is None else num_steps, max_seconds, max_evaluations)
     with clock, open_progress(progress, limits.num_steps, tolerance) as display:
         if start is None:
-            in_memory = isinstance(target, MinibatchTarget) and not target.streamed
-            checks = check_scale(target, key) if in_memory else 0
+            checks = check_scale(target, key) if isinstance(target, MinibatchTarget) and not target.streamed else 0
             run = Run.begin(method, problem, key, clock, display)
             run.counts = run.counts.plus(log_density=checks)
         else:

@@ -203,8 +203,8 @@ class Method(eqx.Module, Generic[StateT]):
             )
         if target.streamed and not self.streams:
             return (
-                f"{name} needs all rows in memory, and the data of this target are Rows; use GrowingRows, the default for "
-                "continuous latents with derivatives, or give arrays"
+                f"{name} needs all rows in memory, and the data of this target are Rows; use GrowingRows, the default "
+                "for continuous latents with derivatives, or give arrays"
             )
         if target.order < needs.order:
             return (

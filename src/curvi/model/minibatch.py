@@ -16,7 +16,6 @@ from curvi.model.rows.rows import Rows
 from curvi.model.target import AbstractTarget, LogDensity
 from curvi.model.tracing import trace, trace_outputs
 
-
 LEAST_BLOCK = 4096  # rows of a block of a sum over all rows, at least
 
 
@@ -128,8 +127,8 @@ class MinibatchTarget(AbstractTarget):
     def _refuse_stream(self) -> None:
         if self.streamed:
             raise ValueError(
-                "this needs all rows at once, and Rows are read a chunk at a time. The default method reads them so; for "
-                "the rest, take a part of the rows that fits in memory as arrays"
+                "this needs all rows at once, and Rows are read a chunk at a time. The default method does so; for all "
+                "else, give a part of the rows that fits in memory as arrays"
             )
 
     def _each_row(self, theta, rows):

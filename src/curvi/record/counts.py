@@ -27,7 +27,9 @@ class CallCounts:
     def plus(self, log_density=0, gradient=0, hvp=0, passes=0.0) -> "CallCounts":
         # Rounded, since the shares of a pass must add up to one.
         passes = round(self.passes + passes, 9)
-        return CallCounts(self.log_density + int(log_density), self.gradient + int(gradient), self.hvp + int(hvp), passes)
+        return CallCounts(
+            self.log_density + int(log_density), self.gradient + int(gradient), self.hvp + int(hvp), passes
+        )
 
     def with_all(self, other: "CallCounts") -> "CallCounts":
         """The sum of both."""

@@ -159,6 +159,8 @@ def _climb(work: Work, objective: Objective, state: RowsState, budget: Budget) -
         return state, news
     none = np.zeros(0)
     fresh = {"last_step": none, "last_grad": none, "last_value": none, "error": none, "promised": np.inf}
+    # The optimum on all rows is so many nats away, about: with N / n times less data every sd is that much wider.
+    fresh["radius"] = max(growing.radius, objective.dimension * float(work.sample.target.scale))
     growing = growing.but(index=growing.index + 1, stage="correct", **fresh)
     return state.but(growing=growing, stage="passes"), News(news.rows, news.counts)
 

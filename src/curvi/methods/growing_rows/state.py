@@ -33,6 +33,9 @@ class RowsState:
         The differences that these passes found, summed over them, by part.
     num_here
         How many passes that were.
+    moves, bends
+        Half the difference of two mirrored draws, and of the gradients there of what all rows add to the sample; one
+        row per pair of all passes.
     reference
         The point that all rows are relative to, as one vector; empty before there is one.
     fingerprint
@@ -52,6 +55,8 @@ class RowsState:
     values: np.ndarray
     slopes: np.ndarray
     num_here: int
+    moves: np.ndarray
+    bends: np.ndarray
     reference: np.ndarray
     fingerprint: np.ndarray
     stage: str = static(default="climb")
@@ -60,7 +65,7 @@ class RowsState:
     @classmethod
     def at(cls, growing: GrowingState, num_rows: int) -> "RowsState":
         none = np.zeros(0)
-        return cls(growing, num_rows, None, 0, none, -1, none, none, 0, none, np.zeros(0, np.uint64))
+        return cls(growing, num_rows, None, 0, none, -1, none, none, 0, none, none, none, np.zeros(0, np.uint64))
 
     @property
     def q(self) -> Family:

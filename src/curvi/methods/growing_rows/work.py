@@ -9,11 +9,11 @@ import jax
 import numpy as np
 
 from curvi.estimate.fixed_draws.objective import Objective
-from curvi.estimate.rows.passes import DRAWS, ChunkProgram, RowSums, pass_noise
+from curvi.estimate.rows.passes import DRAWS, ChunkProgram, RowSums, found_hessian, halves_apart, pass_noise
 from curvi.family import Family
+from curvi.family.path import ExpandablePath
 from curvi.methods.base import Problem
 from curvi.methods.growing_draws.method import GrowingDraws, objective_at
-from curvi.methods.growing_draws.state import GrowingState
 from curvi.methods.growing_draws.streams import FOR_PASSES, FOR_ROWS
 from curvi.methods.growing_rows.state import RowsState
 from curvi.model.minibatch import MinibatchTarget
@@ -26,6 +26,7 @@ from curvi.record.counts import CallCounts
 _FEWEST, _MOST, _SHARE = 2**14, 2**17, 1 / 16  # rows of a sample, and as a share of all
 _A_LATENT = 64  # rows of a sample per latent, so that its Hessian is right to an eighth in every direction
 _SAMPLE_BYTES = 2**28
+_KEPT = 4  # moves per latent that tell of the Hessian of the difference
 _ADVANCE_SECONDS = 0.5  # of a pass between two looks at limits, checkpoints and interrupts
 
 
@@ -144,25 +145,37 @@ class Work:
         self._open = (state.num_passes, sums.num_rows), chunks
         if pending is not None:
             return state.but(sums=sums), passed
-        done = self._ended(state, sums, c, noise, program)
+        done = self._ended(state, sums, objective, c, noise, program)
         return done, passed.plus(DRAWS, DRAWS)
 
     def _begun(self, state: RowsState, objective: Objective) -> RowsState:
         size = objective.path.coordinates(state.growing.params).size
-        state = state.but(sums=RowSums.none(size, len(self.rows.columns)), num_passes=state.num_passes + 1)
+        sums = RowSums.none(size, len(self.rows.columns), objective.dimension)
+        state = state.but(sums=sums, num_passes=state.num_passes + 1)
         if state.stays:
             return state.but(index=state.growing.index)
         return state.but(params=state.growing.params, index=state.growing.index, num_here=0)
 
-    def _ended(self, state: RowsState, sums: RowSums, c, noise, program: ChunkProgram) -> RowsState:
+    def _ended(self, state: RowsState, sums: RowSums, objective: Objective, c, noise, program) -> RowsState:
         if not self.rows.source.in_memory:
             self._check_bits(state.fingerprint, sums.fingerprint)
             state = state.but(fingerprint=sums.fingerprint)
         own = self._sample_sums(state, c, noise, program)
-        scale = float(self.sample.target.scale)
-        offset = self.inner(state)[1]
+        scale, offset = float(self.sample.target.scale), self.inner(state)[1]
         values = sums.values.mean(1) + sums.constant - (scale * own.values.mean(1) + offset)
         slopes = sums.slopes - scale * own.slopes
+        path = objective.path
+        if isinstance(path, ExpandablePath):
+            factor = path.scale_matrix(state.growing.params)
+            if len(state.moves):
+                # A control variate made of earlier passes alone, so that it adds no bias.
+                excess, gradients = path.part_excess(found_hessian(state.moves, state.bends, factor), noise, c)
+                values, slopes = values - excess, slopes - gradients
+            moves, bends = halves_apart(noise @ factor.T), halves_apart(sums.draw_slopes - scale * own.draw_slopes)
+            keep = slice(-_KEPT * path.size, None)
+            moves = np.concatenate([state.moves.reshape(-1, path.size), moves])[keep]
+            bends = np.concatenate([state.bends.reshape(-1, path.size), bends])[keep]
+            state = state.but(moves=moves, bends=bends)
         if state.num_here:
             values, slopes = values + state.values, slopes + state.slopes
         return state.but(sums=None, values=values, slopes=slopes, num_here=state.num_here + 1)
@@ -171,7 +184,7 @@ class Work:
         """The sums of a pass over the sample alone."""
         columns, size = self.sample.columns, program.size
         count, none = len(next(iter(columns.values()))), np.zeros(len(columns), np.uint64)
-        sums = RowSums.none(c.size, len(columns))
+        sums = RowSums.none(c.size, len(columns), noise.shape[-1])
         for at in range(0, count, size):
             chunk = Chunk({name: column[at : at + size] for name, column in columns.items()}, none)
             sums = sums.plus(chunk.num_rows, program(c, noise, self.reference(state), chunk), none)
@@ -183,15 +196,16 @@ class Work:
         return objective.path.coordinates(state.growing.params), pass_noise(rng, objective.dimension)
 
     def _program(self, objective: Objective) -> ChunkProgram:
-        make = lambda: ChunkProgram(self.target, objective.inputs, self.rows.chunk_rows, block_rows(self.target))  # noqa: E731
-        return self.problem.once("program", make, *objective.inputs)
+        inputs = objective.sweeps.structure, objective.sweeps.arrays
+        make = lambda: ChunkProgram(self.target, inputs, self.rows.chunk_rows, block_rows(self.target))  # noqa: E731
+        return self.problem.once("program", make, *inputs)
 
     def _reader(self, index: int, sums: RowSums) -> tuple[Iterator[Chunk], RowSums]:
         """The chunks that follow those in the sums of a pass. A source without an order can only begin anew."""
         if self._open is not None and self._open[0] == (index, sums.num_rows):
             return self._open[1], sums
         if not self.rows.source.ordered:
-            sums = RowSums.none(sums.slopes.shape[1], len(sums.fingerprint))
+            sums = RowSums.none(sums.slopes.shape[1], len(sums.fingerprint), sums.draw_slopes.shape[-1])
         return self.rows.chunks(sums.num_rows), sums
 
 

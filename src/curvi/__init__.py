@@ -15,11 +15,14 @@ from curvi.comparison import compare as compare
 from curvi.family import Banded as Banded
 from curvi.family import Bordered as Bordered
 from curvi.family import FullRank as FullRank
+from curvi.family import LowRank as LowRank
 from curvi.family import MeanField as MeanField
 from curvi.fit import fit as fit
 from curvi.model.black_box import BlackBoxError as BlackBoxError
 from curvi.model.factored import FactoredTarget as FactoredTarget
 from curvi.model.minibatch import MinibatchTarget as MinibatchTarget
+from curvi.model.rows.rows import Rows as Rows
+from curvi.model.rows.source import RowsError as RowsError
 from curvi.model.target import Target as Target
 from curvi.outcome import Outcome as Outcome
 from curvi.record.keeper import CheckpointError as CheckpointError

@@ -18,6 +18,7 @@ from curvi.methods.defaults import default_method
 from curvi.methods.first_family import asked_for, check_family, first_q, names_of
 from curvi.model.latents import num_elements
 from curvi.model.minibatch import MinibatchTarget, check_scale
+from curvi.model.rows.source import RowsError
 from curvi.model.target import AbstractTarget
 from curvi.outcome import Outcome
 from curvi.record.checkpoint import Checkpoint, check_key, same_key
@@ -90,7 +91,8 @@ def fit(
     Returns
     -------
     A `Fit`. Numerical problems are reported in its outcome. Raises ValueError for invalid input or if no finite start
-    exists; BlackBoxError if a black box fails, CheckpointError if the checkpoint cannot be written (`fit`: so far).
+    exists; BlackBoxError if a black box fails, RowsError if rows changed, CheckpointError if the checkpoint cannot be
+    written (`fit` of these: so far).
     """
     if not isinstance(target, AbstractTarget):
         raise ValueError(
@@ -130,7 +132,7 @@ def fit(
     limits = Limits(method.default_num_steps if num_steps is None else num_steps, max_seconds, max_evaluations)
     with clock, open_progress(progress, limits.num_steps, tolerance) as display:
         if start is None:
-            checks = check_scale(target, key) if isinstance(target, MinibatchTarget) else 0
+            checks = check_scale(target, key) if isinstance(target, MinibatchTarget) and not target.streamed else 0
             run = Run.begin(method, problem, key, clock, display)
             run.counts = run.counts.plus(log_density=checks)
         else:
@@ -140,7 +142,7 @@ def fit(
             run.keeper = Keeper(kept_at, checkpoint_seconds, write)
         outcome = run.until(limits, tolerance)
     found = _as_fit(run, outcome, tolerance, reason)
-    if kept_at is not None and run.failure is None:
+    if kept_at is not None and (run.failure is None or isinstance(run.failure, RowsError)):
         try:
             Keeper(kept_at, 0.0, lambda: found.save(kept_at)).keep()
         except CheckpointError as error:
@@ -217,7 +219,7 @@ def _resumed(target, start, key, family, centering, method, num_starts) -> tuple
 def _rebound(checkpoint: Checkpoint | None, target: AbstractTarget) -> Checkpoint:
     """The checkpoint with every q in its state over this target, which may be a new object."""
     assert checkpoint is not None
-    rebind = lambda node: node.onto(target) if isinstance(node, Family) else node  # noqa: E731
+    rebind = lambda node: node.rebound_to(target) if isinstance(node, Family) else node  # noqa: E731
     state = jax.tree.map(rebind, checkpoint.state, is_leaf=lambda node: isinstance(node, Family))
     return dataclasses.replace(checkpoint, state=state)
 

@@ -15,6 +15,7 @@ from curvi.certify.gain import UNKNOWN, Gain, unfinished
 from curvi.family import Family
 from curvi.methods.base import Budget, Method, News, Problem, StateT
 from curvi.model.black_box import BlackBoxError
+from curvi.model.rows.source import RowsError
 from curvi.outcome import Outcome
 from curvi.record.checkpoint import Checkpoint, Leaves
 from curvi.record.clock import Clock
@@ -51,7 +52,7 @@ class Run(Generic[StateT]):
     gain: Gain = UNKNOWN
     elbo: float = float("nan")
     elbo_se: float = float("inf")
-    failure: BlackBoxError | CheckpointError | None = None
+    failure: BlackBoxError | CheckpointError | RowsError | None = None
     keeper: Keeper | None = None
 
     @classmethod
@@ -85,7 +86,7 @@ class Run(Generic[StateT]):
             outcome = Outcome.INTERRUPTED
         except BlackBoxError as error:
             self.failure, outcome = error, Outcome.MODEL_FAILED
-        except CheckpointError as error:
+        except (CheckpointError, RowsError) as error:
             self.failure, outcome = error, Outcome.INTERRUPTED
         finally:
             self.problem.target.close()
@@ -135,9 +136,9 @@ class Run(Generic[StateT]):
             # Methods count evaluations from the start of each advance.
             calls = self.counts.log_density + int(row.get("log_density", news.counts.log_density))
             self.rows.append({**row, "log_density": calls, "seconds": began + (i + 1) * passed})
-            if i == len(news.rows) - 1:
-                self.display.show(len(self.rows), self.rows[-1], _plus(self.counts, news.counts))
         self.counts = _plus(self.counts, news.counts)
+        if self.rows and (news.rows or news.counts.passes):
+            self.display.show(len(self.rows), self.rows[-1], self.counts)
 
     # -- results ------------------------------------------------------------------------------------------------------
 
@@ -162,7 +163,7 @@ _OUT_OF = (Outcome.MAX_STEPS, Outcome.MAX_SECONDS, Outcome.MAX_EVALUATIONS)
 
 
 def _plus(counts: CallCounts, more: CallCounts) -> CallCounts:
-    return counts.plus(more.log_density, more.gradient, more.hvp)
+    return counts.with_all(more)
 
 
 _MOST_SUSPECTS = 3

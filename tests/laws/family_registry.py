@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import constraints
 
-from curvi import Banded, Bordered, FullRank, MeanField, Target, factors
+from curvi import Banded, Bordered, FullRank, LowRank, MeanField, Target, factors
 from curvi.family import Family
 from curvi.family.centering import Centering, centerable, with_centering
 from curvi.family.triangular_path import TriangularPath
@@ -32,13 +32,13 @@ def evidence(precision=PRECISION) -> float:
     return 2 * np.log(2 * np.pi) - 0.5 * np.linalg.slogdet(precision)[1]
 
 
-def skewed(order=2, dtype=float) -> Target:
+def skewed(order=2, dtype=float, size=2) -> Target:
     """Correlated, not normal, and partly constrained."""
 
     def log_density(t):
         return 3 * jnp.log(t["s"]) - t["s"] * (1 + t["x"] @ t["x"]) + 0.5 * t["x"][0] * t["x"][1] - 0.1 * t["x"][0] ** 4
 
-    init = {"x": np.zeros(2, dtype), "s": np.array(1.0, dtype)}
+    init = {"x": np.zeros(size, dtype), "s": np.array(1.0, dtype)}
     return Target(log_density, init, {"s": constraints.positive}, order=order)
 
 
@@ -53,11 +53,11 @@ def shaped() -> Target:
     return Target(log_density, init, {"p": constraints.simplex, "u": constraints.interval(0, 2)})
 
 
-def mixed(order=2, dtype=float) -> Target:
+def mixed(order=2, dtype=float, size=2) -> Target:
     """A bit and a value of three between correlated continuous latents."""
 
     def log_density(t):
-        rest = t["x"] - jnp.array([0.8, -0.4], dtype) * t["kind"]
+        rest = t["x"] - jnp.array([0.8, -0.4, 0.2, 0.0][:size], dtype) * t["kind"]
         return (
             -jnp.sum(rest**2)
             + 1.4 * rest[0] * rest[1]
@@ -65,7 +65,7 @@ def mixed(order=2, dtype=float) -> Target:
             - t["s"] * (2 + 0.5 * t["bit"] * rest[0] ** 2)
         )
 
-    init = {"bit": np.array(0), "x": np.zeros(2, dtype), "kind": np.array(1), "s": np.array(1.0, dtype)}
+    init = {"bit": np.array(0), "x": np.zeros(size, dtype), "kind": np.array(1), "s": np.array(1.0, dtype)}
     supports = {"bit": constraints.boolean, "kind": constraints.integer_interval(0, 2), "s": constraints.positive}
     return Target(log_density, init, supports, order=order)
 
@@ -191,8 +191,9 @@ class Row:
 
     `normal` says that all draws but those of discrete latents are smooth functions of normal noise. With `num_nodes` a
     dimension, quadrature is exact enough for its ELBO; `values` counts those of each discrete latent, in the order of
-    the draw. The family contains the normal density with precision `gaussian`, at which a `unit_step` ends; `rotates`
-    says whether it is the same in rotated coordinates.
+    the draw. The family contains the normal density with precision `gaussian`, at which a `unit_step` ends, if it has
+    one, and which is `best`; `rotates` says whether it is the same in rotated coordinates. The metric of steps is the
+    Fisher information, or at least this share of it.
     """
 
     family: Callable[[Target], Family]
@@ -202,7 +203,9 @@ class Row:
     values: tuple[int, ...] = ()
     gaussian: np.ndarray | None = None
     unit_step: Callable | None = None
+    best: Callable[[], Family] | None = None
     rotates: bool = False
+    metric: float | None = None
 
     def q(self) -> Family:
         """A q away from its start."""
@@ -249,10 +252,26 @@ def _pairs(target):
     return Bordered(target, {"each": "x"})
 
 
+def _one(target):
+    return LowRank(target, 1)
+
+
+def _two(target):
+    return LowRank(target, 2)
+
+
 def _series(target):
     return Banded(target, ["level", "slope"], width=2)
 
 
+def one_factor():
+    """The normal density with precision `FACTOR`."""
+    q = LowRank.of(MeanField(gaussian()), LENGTHS[:, None], UNIQUE)
+    return q.replace(q.params.at[:4].set(CENTRE))
+
+
+UNIQUE, LENGTHS = np.array([0.5, 1.0, 0.8, 0.3]), np.array([0.6, -1.0, 0.4, 0.9])
+FACTOR = np.linalg.inv(np.diag(UNIQUE**2) + np.outer(LENGTHS, LENGTHS))
 # Given its neighbours, each coordinate is independent of the others.
 CHAIN = np.diag([2.0, 3.0, 1.5, 4.0]) + np.diag([-1.0, 0.8, -1.2], 1) + np.diag([-1.0, 0.8, -1.2], -1)
 DIAGONAL = np.diag([0.5, 1.0, 4.0, 20.0])
@@ -275,6 +294,11 @@ FAMILIES = {
     "bordered, crossed": Row(_crossed, crossed),
     "bordered, constrained": Row(_pairs, skewed, num_nodes=24),
     "bordered, centred": Row(lambda t: with_lambdas(Bordered(t, {"group": "a"}), t), centred, num_nodes=9),
+    "low rank": Row(_one, gaussian, gaussian=FACTOR, best=one_factor, metric=1 / 3),
+    "low rank, two factors": Row(_two, chained, metric=1 / 3),
+    "low rank, constrained": Row(_one, lambda: skewed(size=3), num_nodes=9, metric=1 / 3),
+    "low rank, centred": Row(lambda t: with_lambdas(_one(t), t), centred, num_nodes=7, metric=1 / 3),
+    "low rank, discrete": Row(_one, lambda: mixed(size=3), num_nodes=7, values=(2, 3), metric=1 / 3),
     "banded": Row(Banded, gaussian, gaussian=CHAIN, unit_step=own_fixed_point),
     "banded, interleaved": Row(_series, chained),
     "banded, constrained": Row(Banded, skewed, num_nodes=24),

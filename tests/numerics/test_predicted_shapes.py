@@ -7,11 +7,11 @@ from scipy.optimize import minimize
 from curvi.certify.predicted_shapes import (
     best_low_rank,
     best_of_rank,
-    ledermann_bound,
     predict_low_rank,
     predict_pattern,
     predict_regressions,
 )
+from curvi.family.widening import ledermann_bound
 
 SIZE = 8
 RNG = np.random.default_rng(0)

@@ -143,7 +143,7 @@ def _disagreement(path: HostPath, local: FixedDrawsModel) -> np.ndarray:
     white = path.whiten(local.params, np.concatenate([local.grad[None], groups]))
     path_grad, path_error = white[0], white[1:].std(0, ddof=1) / len(groups) ** 0.5
     values = local.fixed.values
-    log_ratio = local.draw_values + 0.5 * (values**2).sum(1)  # ln q up to a constant
+    log_ratio = local.draw_values - path.log_q(local.params, values)  # up to a constant
     if not isinstance(path, NormalPath) or len(path_grad) <= _MANY:
         return score_disagreement(
             path.whitened_scores(local.params, values), log_ratio, path_grad, path_error, immaterial

@@ -19,13 +19,6 @@ _LEAST_LOG_SCALE = -6.0  # where a coordinate is made of factors alone, its own 
 _MAX_STEPS, _DONE = 100, 1e-8
 
 
-def ledermann_bound(dimension: int) -> int:
-    """The largest rank of a low-rank part that a diagonal one beside it leaves identified: with more the two have more
-    parameters than a covariance.
-    """
-    return int((2 * dimension + 1 - (8 * dimension + 1) ** 0.5) / 2 + 1e-9)
-
-
 def _scaled(P: np.ndarray) -> np.ndarray | None:
     """P with unit diagonal; None where it is not positive definite."""
     P = np.asarray(P, float)

@@ -16,6 +16,8 @@ from curvi.outcome import Outcome
 _RESIDUAL, _NOISE_RESIDUAL = 0.05, 0.1  # a decrement is off by the square of the relative residual
 _SECANT = 0.1  # sds: step of the check of values against gradients
 _APART = 0.2  # of the nats that such a step is worth: largest discrepancy
+_LARGEST_Z, _LARGEST_Z_OF_ALL = 6.0, 4.0  # of one parameter among many; of the one test of all scales
+_MATERIAL = 0.02  # a whitened gradient of this size is worth 0.0002 nats: smaller differences are ignored
 _STREAM = 1 << 20
 _STORED = 2**26  # bytes of noise up to which a certificate stores it
 _DRAWS, _FEW = 256, 64
@@ -47,12 +49,15 @@ def weigh(objective: StreamedObjective, look: Look, few: Design, radius: float =
     return Weighed(look, step, gain, as_finite_or_inf(found.added / 2))
 
 
-def checked(objective: StreamedObjective, middle: Look, gain: Gain) -> Gain:
-    """A small remaining gain after the check that values and gradients are those of one smooth function.
+def checked(objective: StreamedObjective, middle: Look, fresh: Look, gain: Gain) -> Gain:
+    """A small remaining gain after the checks that values and gradients are those of one smooth function.
 
-    Along random signs of a tenth of an sd for every parameter, the values at both ends and in the middle, on the draws
-    of one look, must differ as the gradients there say, to first and to second order.
+    The gradient along the `fresh` draws must be that of their scores, which needs values alone. And along random signs
+    of a tenth of an sd for every parameter, the values at both ends and in the middle, on the draws of one look, must
+    differ as the gradients there say, to first and to second order.
     """
+    if (weights := contradicted(objective, fresh)) is not None:
+        return dataclasses.replace(gain, doubt=Outcome.DISAGREEMENT, weights=weights)
     q, few = middle.q, (middle.stream, middle.num_draws)
     rng = np.random.default_rng([*objective.words, _STREAM])
     signs = rng.integers(0, 2, q.num_params, dtype=np.int8)
@@ -70,6 +75,41 @@ def checked(objective: StreamedObjective, middle: Look, gain: Gain) -> Gain:
     if apart > _APART * worth + 4 * objective.rounding(middle):
         return dataclasses.replace(gain, doubt=Outcome.DISAGREEMENT)
     return gain
+
+
+def contradicted(objective: StreamedObjective, look: Look) -> np.ndarray | None:
+    """Weights of the parameters whose gradient along the draws is not that of the values, on two independent designs;
+    None where there is none.
+    """
+    z, wider = _score_z(objective, look)
+    if not (np.abs(z).max() > _LARGEST_Z or abs(wider) > _LARGEST_Z_OF_ALL):
+        return None
+    stream = (*look.stream, _STREAM)
+    again, wider_again = _score_z(objective, objective.look(look.q, stream, look.num_draws, parts=True))
+    twice = (np.abs(z) > _LARGEST_Z) & (np.sign(z) * again > _LARGEST_Z / 2)
+    # If the joint test of the scales fails, all parameters are suspects.
+    all_scales = abs(wider) > _LARGEST_Z_OF_ALL and np.sign(wider) * wider_again > _LARGEST_Z_OF_ALL / 2
+    weights = np.abs(z) * (twice | all_scales)
+    return in_order(weights) if weights.any() else None
+
+
+def in_order(whitened: np.ndarray) -> np.ndarray:
+    """Weights of means, then of scales, in the order of the parameters."""
+    return whitened.reshape(2, -1).T.ravel()
+
+
+def _score_z(objective: StreamedObjective, look: Look) -> tuple[np.ndarray, float]:
+    """z-scores of the score gradient less the gradient along the draws: of each parameter, and of all scales as one."""
+    found = objective.scores(look)
+    rounding = objective.rounding(look)
+    size = len(look.gradient) // 2
+    paths = np.asarray(look.grads, np.float64)
+    errors = paths.var(0, ddof=1) / len(paths)
+    apart = np.asarray(found.gradient) - paths.mean(0)
+    z = apart / np.sqrt(np.asarray(found.variance) + errors + _MATERIAL**2 + rounding**2)
+    wider = paths[:, size:].sum(1) * size**-0.5
+    variance = float(found.wider_variance) + wider.var(ddof=1) / len(wider) + _MATERIAL**2 + rounding**2
+    return z, (float(found.wider) - float(wider.mean())) / variance**0.5
 
 
 def streams(target: AbstractTarget, q: Family) -> bool:

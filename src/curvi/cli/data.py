@@ -1,17 +1,22 @@
 """Data files for models: columns or arrays by name, from CSV, NPZ or Parquet."""
 
 import csv
+import glob
 from pathlib import Path
 
 import numpy as np
 
 from curvi.cli.common import InputError
+from curvi.model.rows.rows import Rows
 
 _MISSING = {"", "na", "nan", "null", "none"}
 
 
 def read_data(path: Path) -> tuple[dict, list[str]]:
-    """Arrays by name, and remarks on how they were converted."""
+    """Arrays by name, and remarks on how they were converted; columns of `Rows` where they are many files."""
+    if path.is_dir() or glob.has_magic(str(path)):
+        rows = Rows(str(path))
+        return {"rows": rows, **{name: rows[name] for name in rows.columns}}, [repr(rows)]
     readers = {".csv": _read_csv, ".npz": _read_npz, ".parquet": _read_parquet}
     if (reader := readers.get(path.suffix.lower())) is None:
         raise InputError(f"{path}: data files are .csv, .npz or .parquet; got '{path.suffix}'")

@@ -29,7 +29,12 @@ ModelArgument = Annotated[
     ),
 ]
 DataOption = Annotated[
-    Path | None, typer.Option("--data", help="CSV, NPZ or Parquet; columns go to the parameters of the model by name.")
+    Path | None,
+    typer.Option(
+        "--data",
+        help="CSV, NPZ or Parquet; columns go to the parameters of the model by name. A directory or glob is "
+        "read a chunk at a time: `rows` is all of it.",
+    ),
 ]
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A further argument of the model, as JSON.")

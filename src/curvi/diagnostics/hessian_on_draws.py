@@ -68,7 +68,7 @@ class HessianOnDraws:
     def root(self):
         """The root of the Fisher information."""
         if not isinstance(self.path, HostPath):
-            return HostRoot(self.path, None, eqx.filter_jit(lambda q: q.fisher())(self.q), None)
+            return HostRoot(self.path, None, eqx.filter_jit(lambda q: q.metric())(self.q), None)
         own = self.path.root(self.params)
         return HostRoot(self.path, self.path.spreads(self.params), None, None) if own is None else own
 

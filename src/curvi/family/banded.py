@@ -118,7 +118,7 @@ class Banded(JointNormal):
 
     def stretched(self, others, logs):
         rows, columns = self._entries()
-        return others * np.exp(logs[rows] - logs[columns])
+        return np.concatenate([others[: len(logs)] + logs, others[len(logs) :] * np.exp(logs[rows] - logs[columns])])
 
     def other_labels(self, names):
         rows, columns = self._entries()

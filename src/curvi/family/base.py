@@ -82,14 +82,15 @@ class Family(eqx.Module, Generic[DrawT]):
             if own is None or other is None or own.describe() != other.describe():
                 words = [latent.describe() if latent else "no further latent" for latent in (own, other)]
                 raise ValueError(f"q has {words[0]} where the target has {words[1]}: it belongs to another model")
+        return self.rebound_to(target)
+
+    def rebound_to(self, target: AbstractTarget) -> Self:
+        """The same q, of all latents or of some, with latents and centring of this target, throughout its structure."""
         made = self.rebound({latent.name: latent for latent in target.latents})
-        centering = centering_of(made)
-        return made if centering is None else with_centering(made, centering.onto(target))
+        return made if (of := centering_of(made)) is None else with_centering(made, of.onto(target))
 
     def recentered(self, amounts: Float[np.ndarray, " E"]) -> Self:
-        """About the same distribution of the latents with other lambdas (`curvi.family.centering`): equal to it where
-        locations and scales are certain.
-        """
+        """About the same q with other lambdas: equal to it where locations and scales are certain."""
         raise NotImplementedError(f"a {type(self).__name__} has no centring")
 
     def rebound(self, latents: Mapping[str, Latent]) -> Self:
@@ -105,6 +106,10 @@ class Family(eqx.Module, Generic[DrawT]):
     def replace(self, params: Float[AnyArray, " P"]) -> Self:
         """The distribution of this family with other parameters."""
         return eqx.tree_at(lambda q: q.params, self, params)
+
+    def metric(self) -> BlockDiagonal:
+        """The metric that steps on fixed noise are measured in: F, or more than that where F is almost singular."""
+        return self.fisher()
 
     def move(self, whitened_step: Float[Array, " P"]) -> Self:
         """q moved by the step p with L'p = `whitened_step`, where F = L L'; |L'p|^2 / 2 is in nats."""
@@ -246,9 +251,7 @@ class Family(eqx.Module, Generic[DrawT]):
         return 0
 
     def every_value(self, x: DrawT) -> tuple[DrawT, np.ndarray] | None:
-        """Copies of the draw x, one for each value of each discrete factor, and the index of that factor; None without
-        discrete factors.
-        """
+        """Copies of the draw x, one per value of each discrete factor, and that factor's index; None without any."""
         return None
 
     @property
@@ -283,9 +286,7 @@ class Family(eqx.Module, Generic[DrawT]):
         return self.parameter_labels()
 
     def by_noise_column(self, weights: np.ndarray) -> np.ndarray | None:
-        """Weights of the parameters from weights of the columns of the noise; None where columns have no parameters of
-        their own.
-        """
+        """Weights of the parameters from weights of the columns of the noise; None where columns have no own ones."""
         return None
 
     def location_params(self) -> np.ndarray:

@@ -20,7 +20,7 @@ from curvi.family.base import Family
 from curvi.family.blocks import Blocks, arrow_of, blocks_of_plates, known_blocks, why_no_blocks
 from curvi.family.centering import Centering
 from curvi.family.continuous import Normal
-from curvi.family.joint_normal import JointNormal, check_dense
+from curvi.family.joint_normal import JointNormal, check_dense, stretched_scale
 from curvi.family.layout import Layout, lay_out
 from curvi.family.mean_field import MeanField
 from curvi.family.scale_metric import scale_fisher
@@ -129,7 +129,7 @@ class Bordered(JointNormal):
 
     def stretched(self, others, logs):
         at = self.normal_path.at
-        return others * np.exp(logs[at.order[at.rows]])
+        return stretched_scale(others, logs, at.order[at.rows])
 
     def other_labels(self, names):
         at = self.normal_path.at

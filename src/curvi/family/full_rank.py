@@ -17,7 +17,7 @@ from jaxtyping import Array, Float
 
 from curvi.family.centering import Centering
 from curvi.family.continuous import Normal
-from curvi.family.joint_normal import JointNormal
+from curvi.family.joint_normal import JointNormal, stretched_scale
 from curvi.family.layout import Layout, lay_out
 from curvi.family.mean_field import MeanField
 from curvi.family.scale_metric import scale_fisher
@@ -122,7 +122,7 @@ class FullRank(JointNormal):
         return jnp.zeros((self.num_normal_params, self.num_normal_params), self.params.dtype)
 
     def stretched(self, others, logs):
-        return others * np.exp(logs[np.tril_indices(self.dimension, -1)[0]])
+        return stretched_scale(others, logs, np.tril_indices(self.dimension, -1)[0])
 
     def other_labels(self, names):
         rows, columns = np.tril_indices(self.dimension, -1)

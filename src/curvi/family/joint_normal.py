@@ -73,7 +73,7 @@ class JointNormal(Family[Draw]):
 
     @abstractmethod
     def stretched(self, others: np.ndarray, logs: np.ndarray) -> np.ndarray:
-        """The parameters after mean and spreads where coordinates are stretched by the exponentials of `logs`."""
+        """The parameters after the mean where coordinates are stretched by the exponentials of `logs`."""
 
     @abstractmethod
     def other_labels(self, names: list[str]) -> tuple[list[str], list[str]]:
@@ -83,8 +83,7 @@ class JointNormal(Family[Draw]):
         params, size, moved = np.array(self.params), self.dimension, np.zeros(self.dimension)
         at = centered_columns(self)
         params[at], moved[at] = recentered_columns(self, amounts)
-        params[size : 2 * size] += moved
-        params[2 * size : self.num_normal_params] = self.stretched(params[2 * size : self.num_normal_params], moved)
+        params[size : self.num_normal_params] = self.stretched(params[size : self.num_normal_params], moved)
         return with_amounts(self.replace(jax.device_put(params)), amounts)
 
     # -- parts --------------------------------------------------------------------------------------------------------
@@ -130,7 +129,7 @@ class JointNormal(Family[Draw]):
     @property
     def min_draws(self) -> int:
         """As many mirrored pairs as coordinates that are tied: with fewer, the ELBO of fixed draws has no maximum."""
-        return 2 * self.normal_path.moment_size
+        return 2 * self.normal_path.min_pairs
 
     @property
     def path(self) -> Path:
@@ -267,10 +266,15 @@ class JointNormal(Family[Draw]):
         spread = self.normal_path.sds(params[: self.num_normal_params])
         reached = np.abs(params[:size]) + 3 * spread
         pushed = [reached[slot.start : slot.start + slot.count].max() for slot in self.layout.slots if slot.pushed]
-        return float(max([params[size : 2 * size].max(), *pushed]))
+        return float(max([np.log(spread).max(), *pushed]))
 
 
 def check_dense(dimension: int) -> None:
     """Raise ValueError where a covariance would be too large."""
     if dimension > LARGEST_DENSE:
         raise ValueError(f"the covariance of {dimension:,} coordinates is not formed; draw from q, or use `q.sds()`")
+
+
+def stretched_scale(others: np.ndarray, logs: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Logarithms of the diagonal of a scale and its other entries, in these rows, where coordinates are stretched."""
+    return np.concatenate([others[: len(logs)] + logs, others[len(logs) :] * np.exp(logs[rows])])

@@ -177,6 +177,15 @@ class HostPath(Path):
 
     # -- the noise, and the fixed point -------------------------------------------------------------------------------
 
+    def log_q(self, params: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        """ln q at the draws of this noise, with any leading axes, less its expectation."""
+        return -0.5 * (noise**2 - 1).sum(-1)
+
+    @property
+    def min_pairs(self) -> int:
+        """The number of mirrored pairs with fewer of which the ELBO on fixed noise need not have a maximum."""
+        return self.moment_size
+
     @property
     def moment_size(self) -> int:
         """The number of mirrored pairs whose matched noise averages exactly every quadratic that q can follow."""

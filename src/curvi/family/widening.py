@@ -94,3 +94,10 @@ def over_budget(layout: Layout, wanted: int, what: str, remedy: str) -> str | No
         return None
     where = " beside discrete latents" if beside_discrete else ""
     return f"{what} takes {wanted:,} parameters, of at most {most:,} parameters{where}: {remedy}"
+
+
+def ledermann_bound(dimension: int) -> int:
+    """The largest rank of a low-rank part that a diagonal one beside it leaves identified: with more the two have more
+    parameters than a covariance.
+    """
+    return int((2 * dimension + 1 - (8 * dimension + 1) ** 0.5) / 2 + 1e-9)

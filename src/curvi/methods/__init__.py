@@ -7,6 +7,7 @@ from curvi.methods.bbvi import adaptive_rate as adaptive_rate
 from curvi.methods.bbvi import robbins_monro as robbins_monro
 from curvi.methods.defaults import DEFAULTS as DEFAULTS
 from curvi.methods.growing_draws import GrowingDraws as GrowingDraws
+from curvi.methods.growing_rows import GrowingRows as GrowingRows
 from curvi.methods.hessian_free import HessianFree as HessianFree
 from curvi.methods.lbfgs import LBFGS as LBFGS
 from curvi.methods.natural_gradient import NaturalGradient as NaturalGradient

@@ -160,6 +160,7 @@ class Method(eqx.Module, Generic[StateT]):
     several_starts: ClassVar[bool] = False
     widens: ClassVar[bool] = False  # whether a mean field may become another family on the way
     learns_centering: ClassVar[bool] = False
+    streams: ClassVar[bool] = False  # whether it takes rows that are read a chunk at a time
 
     @abstractmethod
     def init(self, problem: Problem, key: PRNGKeyArray) -> StateT:
@@ -202,6 +203,11 @@ class Method(eqx.Module, Generic[StateT]):
             return (
                 f"{name} compiles the log density, which is a black box; use PooledRegression, the default for black "
                 "boxes"
+            )
+        if target.streamed and not self.streams:
+            return (
+                f"{name} needs all rows in memory, and the data of this target are Rows; use GrowingRows, the default "
+                "for continuous latents with derivatives, or give arrays"
             )
         if target.order < needs.order:
             return (

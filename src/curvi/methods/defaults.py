@@ -9,6 +9,7 @@ from curvi.family import Family
 from curvi.family.on_device import normal_on_device
 from curvi.methods.base import Method, Problem
 from curvi.methods.growing_draws import GrowingDraws
+from curvi.methods.growing_rows import GrowingRows
 from curvi.methods.plate_regression import PlateRegression
 from curvi.methods.pooled_regression import PooledRegression
 from curvi.methods.rungs import MEAN_FIELD, asked_for, open_rungs
@@ -60,6 +61,12 @@ def _many(problem: Problem) -> bool:
     return many and not asked and target.order >= 2 and normal_on_device(q)
 
 
+def _rows(problem: Problem) -> bool:
+    """Whether rows of data are visible, and all latents are reparameterised."""
+    target, q = problem.target, problem.q
+    return (target.minibatched or target.streamed) and target.order >= 1 and not q.latents_without_path
+
+
 def _few(q: Family) -> bool:
     return q.num_params <= MAX_PARAMS_REGRESSION
 
@@ -70,6 +77,12 @@ DEFAULTS: tuple[Default, ...] = (
         _plates,
         PlateRegression,
         "discrete latents belong to the rows of a plate: their best q is known in closed form given the other latents",
+    ),
+    Default(
+        "many rows",
+        _rows,
+        GrowingRows,
+        "rows of data with derivatives: Newton's method on a sample of the rows, corrected by passes over all of them",
     ),
     Default(
         "derivatives, many latents",

@@ -11,8 +11,12 @@ from jaxtyping import Array, Int
 
 from curvi.model.latents import Latent, check_order, read_latents
 from curvi.model.location_scale import LocationScale, read_location_scale
+from curvi.model.row_sums import sum_rows
+from curvi.model.rows.rows import Rows
 from curvi.model.target import AbstractTarget, LogDensity
 from curvi.model.tracing import trace, trace_outputs
+
+LEAST_BLOCK = 4096  # rows of a block of a sum over all rows, at least
 
 
 class MinibatchTarget(AbstractTarget):
@@ -28,9 +32,10 @@ class MinibatchTarget(AbstractTarget):
     log_likelihood_row
         Takes the dict of latents and one row of `data` (the same pytree without its first axis), returns a scalar.
     data
-        A pytree of arrays that share their first axis, the rows.
+        A pytree of arrays that share their first axis, the rows; or `Rows`, which need not fit in memory. A row of
+        these is a dict of their columns.
     batch_size
-        Rows per batch, drawn without replacement.
+        Rows for which the model is computed at a time; methods that take random batches draw them without replacement.
     init, supports, order, outputs, location_scale
         As for `Target`.
     """
@@ -63,15 +68,18 @@ class MinibatchTarget(AbstractTarget):
         self.order = check_order(order)
         self.outputs = trace_outputs(outputs, self.init)
         self.location_scale = read_location_scale(location_scale, self.latents, self.init)
-        self.data = jax.tree.map(jnp.asarray, data)
-        self.num_rows = _count_rows(self.data)
+        self.data = data if isinstance(data, Rows) else jax.tree.map(jnp.asarray, data)
+        self.num_rows = data.num_rows if isinstance(data, Rows) else _count_rows(self.data)
         whole = isinstance(batch_size, int | np.integer) and not isinstance(batch_size, bool)
         if not whole or not 1 <= batch_size <= self.num_rows:
             raise ValueError(
                 f"batch_size must be an integer from 1 to the number of rows, {self.num_rows}; got {batch_size!r}"
             )
         self.batch_size = int(batch_size)
-        row = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), self.data)
+        if isinstance(data, Rows):
+            row = data.row
+        else:
+            row = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), self.data)
         self.prior = trace(log_prior, self.init, "log_prior")
         self.likelihood_row = trace(log_likelihood_row, self.init, "log_likelihood_row", row)
 
@@ -79,21 +87,49 @@ class MinibatchTarget(AbstractTarget):
     def minibatched(self) -> bool:
         return self.batch_size < self.num_rows
 
+    @property
+    def streamed(self) -> bool:
+        return isinstance(self.data, Rows)
+
+    def rows(self) -> Rows:
+        """The data as `Rows`, whose columns are the leaves of the pytree where it is one."""
+        if isinstance(self.data, Rows):
+            return self.data
+        return Rows({str(at): leaf for at, leaf in enumerate(jax.tree.leaves(self.data))})
+
+    def as_rows(self, columns: dict[str, Array]):
+        """Columns of `rows()` in the structure of the data."""
+        if isinstance(self.data, Rows):
+            return columns
+        return jax.tree.unflatten(jax.tree.structure(self.data), [columns[str(at)] for at in range(len(columns))])
+
     def batch(self, key):
+        self._refuse_stream()
         return self.on_rows(_choose_rows(key, self.num_rows, self.batch_size))
 
     def on_rows(self, rows: Int[Array, " B"]) -> LogDensity:
         """The log density estimated on a batch of these rows."""
+        self._refuse_stream()
         batch = jax.tree.map(lambda leaf: leaf[rows], self.data)
         scale = self.num_rows / self.batch_size
         return lambda theta: self.prior(theta) + scale * self._sum_rows(theta, batch)
 
     def full(self):
-        return lambda theta: self.prior(theta) + self._sum_rows(theta, self.data)
+        self._refuse_stream()
+        block = max(self.batch_size, LEAST_BLOCK)
+        return lambda theta: self.prior(theta) + sum_rows(lambda row: self.likelihood_row(theta, row), self.data, block)
 
     def terms(self, theta):
         """The prior, and the log likelihood of each row."""
+        self._refuse_stream()
         return {"prior": self.prior(theta), "rows": self._each_row(theta, self.data)}
+
+    def _refuse_stream(self) -> None:
+        if self.streamed:
+            raise ValueError(
+                "this needs all rows at once, and Rows are read a chunk at a time. The default method does so; for all "
+                "else, give a part of the rows that fits in memory as arrays"
+            )
 
     def _each_row(self, theta, rows):
         return jax.vmap(lambda row: self.likelihood_row(theta, row))(rows)

@@ -41,6 +41,11 @@ class AbstractTarget(eqx.Module):
         return False
 
     @property
+    def streamed(self) -> bool:
+        """Whether rows of data are read a chunk at a time, so that no program can have them all."""
+        return False
+
+    @property
     def black_box(self) -> bool:
         """Whether the log density is a Python function that no compiled program can call."""
         return False

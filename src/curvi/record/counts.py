@@ -5,11 +5,15 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class CallCounts:
-    """Evaluations of the model, counted per draw, including checks, rejected steps and the final evaluation."""
+    """Evaluations of the model, counted per draw, including checks, rejected steps and the final evaluation.
+
+    `passes` counts how often all rows were read, where they are too many for every evaluation to take them all.
+    """
 
     log_density: int = 0
     gradient: int = 0
     hvp: int = 0
+    passes: float = 0.0
 
     @property
     def evaluations(self) -> int:
@@ -18,7 +22,15 @@ class CallCounts:
 
     def less(self, other: "CallCounts") -> "CallCounts":
         """The evaluations since `other`."""
-        return CallCounts(self.log_density - other.log_density, self.gradient - other.gradient, self.hvp - other.hvp)
+        return self.plus(-other.log_density, -other.gradient, -other.hvp, -other.passes)
 
-    def plus(self, log_density=0, gradient=0, hvp=0) -> "CallCounts":
-        return CallCounts(self.log_density + int(log_density), self.gradient + int(gradient), self.hvp + int(hvp))
+    def plus(self, log_density=0, gradient=0, hvp=0, passes=0.0) -> "CallCounts":
+        # Rounded, since the shares of a pass must add up to one.
+        passes = round(self.passes + passes, 9)
+        return CallCounts(
+            self.log_density + int(log_density), self.gradient + int(gradient), self.hvp + int(hvp), passes
+        )
+
+    def with_all(self, other: "CallCounts") -> "CallCounts":
+        """The sum of both."""
+        return self.plus(other.log_density, other.gradient, other.hvp, other.passes)

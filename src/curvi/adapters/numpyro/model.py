@@ -31,6 +31,7 @@ from curvi.adapters.numpyro.origin import numpyro_origin
 from curvi.adapters.numpyro.plates import add_axes, factored_target, has_rows
 from curvi.adapters.numpyro.rows import OnRow, Subsample, find_subsample, is_within
 from curvi.adapters.numpyro.starts import known_start
+from curvi.adapters.numpyro.streams import open_rows
 from curvi.model import support as supports_of
 from curvi.model.factored import FactoredTarget
 from curvi.model.minibatch import MinibatchTarget
@@ -46,6 +47,9 @@ def from_numpyro(
     `deterministic` sites become the target's `outputs`. Masks, scales, conditioning and `factor` sites are
     treated as in NumPyro. Inference starts where all unconstrained values are zero, unless `init_strategy` is given.
     Continuous latents have JAX's default floating-point type.
+
+    Columns of `Rows` among the arguments are indexed by such a plate alone: `x[at]` in `with numpyro.plate(...) as at`,
+    or `numpyro.subsample`. `Rows` itself is a dict of its columns there.
 
     A plate with `subsample_size` gives a `MinibatchTarget` with batches of that size, drawn by curvi. It must hold
     observations only; deterministic sites inside it are left out.
@@ -65,6 +69,7 @@ def from_numpyro(
     """
     if not callable(model):
         raise ValueError(f"from_numpyro takes a NumPyro model, which is a function; got {type(model).__name__}")
+    model, args, kwargs, stream = open_rows(model, args, kwargs)
     sites = _read(model, args, kwargs)
     if not sites.latents:
         raise ValueError(
@@ -92,11 +97,19 @@ def from_numpyro(
         return {name: jnp.asarray(trace[name]["value"]) for name in sites.deterministic}
 
     outputs = deterministic if sites.deterministic else None
+    if stream is not None and sites.subsample is None:
+        raise ValueError("the model was given Rows, but none of its plates subsamples them")
     if (plate := sites.subsample) is not None:
+
+        def row_density(theta, row):
+            if stream is not None:
+                stream.current, row = row, 0
+            return joint(OnRow(model, plate, row, inside=True), theta)
+
         return MinibatchTarget(
             lambda theta: joint(OnRow(model, plate, 0, inside=False), theta),
-            lambda theta, row: joint(OnRow(model, plate, row, inside=True), theta),
-            jnp.arange(plate.size),
+            row_density,
+            jnp.arange(plate.size) if stream is None else stream.rows,
             plate.subsample_size,
             init,
             supports,

@@ -20,6 +20,27 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
+class Difference:
+    """What is to be added to the mean of ln p, estimated in independent parts.
+
+    Attributes
+    ----------
+    value, value_se
+        The mean and its standard error.
+    part_slopes
+        Its gradients in the coordinates of the path, one per part.
+    """
+
+    value: float
+    value_se: float
+    part_slopes: np.ndarray
+
+    def parts(self, num_parts: int) -> np.ndarray:
+        """The gradients in fewer parts."""
+        return self.part_slopes.reshape(num_parts, -1, self.part_slopes.shape[-1]).mean(1)
+
+
+@dataclasses.dataclass(frozen=True)
 class FixedDrawsHessian:
     """The Hessian of the ELBO on fixed noise, given by its products, with the quantities at `params` that they need."""
 
@@ -47,6 +68,10 @@ class PartNoise(GroupNoise[np.ndarray]):
     def symmetrised(self) -> "PartNoise":
         """The noise of gradients whose expected Hessian is made symmetric."""
         return PartNoise(vars(self)["hessian"], vars(self)["part_slopes"], True)
+
+    def plus(self, hessian: FixedDrawsHessian, part_slopes: np.ndarray) -> "PartNoise":
+        """The noise of these gradients and as many independent ones, which they are added to."""
+        return PartNoise(hessian, vars(self)["part_slopes"] + part_slopes, vars(self)["symmetric"])
 
     # Overrides a field: only some steps need it.
     @functools.cached_property
@@ -128,6 +153,16 @@ class FixedDrawsModel(LocalModel[np.ndarray, FixedDrawsHessian, BlockDiagonal | 
         # The gradient enters the Hessian where coordinates are no linear functions of the parameters: that of the many.
         curvature = dataclasses.replace(few.curvature, raw_grad=self.curvature.raw_grad)
         return dataclasses.replace(self, curvature=curvature)
+
+    def plus(self, difference: "Difference") -> "FixedDrawsModel":
+        """This model with what an independent estimate adds to ln p; products and draws stay what they are."""
+        slope = self.slope + difference.part_slopes.mean(0)
+        raw_grad = self.curvature.objective.path.gradient(self.params, slope)
+        grad = raw_grad + (self.grad - self.curvature.raw_grad)
+        curvature = dataclasses.replace(self.curvature, grad=grad, raw_grad=raw_grad)
+        noise = self.noise.plus(curvature, difference.parts(self.fixed.num_parts))
+        value = self.value + difference.value
+        return dataclasses.replace(self, value=value, slope=slope, grad=grad, curvature=curvature, noise=noise)
 
     def symmetrised(self) -> "FixedDrawsModel":
         """This model with both triangles of Stein's estimate of the expected Hessian averaged, which about halves its

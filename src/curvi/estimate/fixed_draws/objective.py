@@ -6,7 +6,7 @@ import numpy as np
 
 from curvi.estimate.draws import sobol_net
 from curvi.estimate.fixed_draws.expansion import Excess, Expansion
-from curvi.estimate.fixed_draws.local import FixedDrawsHessian, FixedDrawsModel, PartNoise
+from curvi.estimate.fixed_draws.local import Difference, FixedDrawsHessian, FixedDrawsModel, PartNoise
 from curvi.estimate.fixed_draws.noise import FixedNoise, NoiseSource, correction_draws
 from curvi.estimate.fixed_draws.sweep import CHUNK, Sweeps, split_structure
 from curvi.estimate.hybrid import Weighted
@@ -56,12 +56,13 @@ class Objective:
         self.corrects = True  # whether the expansion is used as control variate; it is always used as metric
         self._units: FixedNoise | None = None
         self.counts = CallCounts()
+        self.difference: Difference | None = None  # what fresh draws add, where the target is a sample of rows
         # For rows of the Hessian at the mean, and for the expected Hessian.
         wanted = correction_draws(self.dimension) if self.dimension <= _LARGEST_WIDENED else self.dimension
         wanted = wanted if self.expandable else (_FOR_CENTERING if centering_of(q) is not None else 0)
         num_kept = min(-(-wanted // CHUNK), self.source.size) if isinstance(self.path, HostPath) else 0
         self._num_kept = num_kept
-        self._sweeps = Sweeps(target, q, self.source.size, num_kept)
+        self.sweeps = Sweeps(target, q, self.source.size, num_kept)
         # One-sided differences of gradients need double precision.
         self.always_exact = target.order == 1 or self.dtype != np.float64
         self.exact_products = self.always_exact
@@ -83,7 +84,7 @@ class Objective:
         self._count(fixed)
         path = self.path
         c = path.coordinates(params)
-        found, kept = self._sweeps.gradients_and_kept(c, fixed.buffer)
+        found, kept = self.sweeps.gradients_and_kept(c, fixed.buffer)
         log_p = found.values.reshape(-1)[: fixed.num_draws]
         part_slopes = found.part_grads[: fixed.num_parts] * (fixed.num_parts / fixed.num_chunks)
         weighted = None
@@ -139,7 +140,7 @@ class Objective:
             bent = (ahead - behind) / (2 * share)
         else:
             self._count(fixed, products=True)
-            found = self._sweeps.products(path.coordinates(params), tangent, fixed.buffer)
+            found = self.sweeps.products(path.coordinates(params), tangent, fixed.buffer)
             bent = found.product / fixed.num_chunks
             if at.weighted is not None:
                 bent = at.weighted.product(bent, found.weight_product / fixed.num_chunks, direction)
@@ -161,7 +162,7 @@ class Objective:
     def _slope(self, c: np.ndarray, fixed: FixedNoise) -> np.ndarray:
         """The gradient of the mean of ln p in the coordinates."""
         self._count(fixed)
-        return self._sweeps.gradients(c, fixed.buffer).part_grads.sum(0) / fixed.num_chunks
+        return self.sweeps.gradients(c, fixed.buffer).part_grads.sum(0) / fixed.num_chunks
 
     def _difference_of_gradients(self, at: FixedDrawsHessian, direction: np.ndarray) -> np.ndarray:
         """A product where programs compute the whole gradient: by differences of it."""
@@ -208,13 +209,13 @@ class Objective:
         fixed = self._unit_vectors(rows)
         if self._has_products:
             self._count(fixed, products=True)
-            return self._sweeps.products_at(path.at_mean(params), path.along_noise(), fixed.buffer)[: len(rows)]
+            return self.sweeps.products_at(path.at_mean(params), path.along_noise(), fixed.buffer)[: len(rows)]
         # Central differences of the gradient along each coordinate.
         self._count(fixed)
         self._count(fixed)
         sigma = path.sds(params)
         points = (path.at_mean(params, side * _DIFFERENCE * sigma) for side in (1, -1))
-        ahead, behind = (self._sweeps.gradients_at(point, fixed.buffer) for point in points)
+        ahead, behind = (self.sweeps.gradients_at(point, fixed.buffer) for point in points)
         return (ahead - behind)[: len(rows)] / (2 * _DIFFERENCE * sigma[rows, None])
 
     def _unit_vectors(self, rows: np.ndarray) -> FixedNoise:
@@ -234,7 +235,7 @@ class Objective:
         """Evaluate with the centring of q, a value of the programs, not part of their structure."""
         if centering_of(q) is not centering_of(self.q):
             self.q = q
-            self._sweeps.arrays = split_structure(self.target, q)[1]
+            self.sweeps.arrays = split_structure(self.target, q)[1]
 
     def compile(self, params: np.ndarray) -> None:
         """Compile the gradient program while SciPy reads its table of Sobol numbers, once per process.
@@ -246,7 +247,7 @@ class Objective:
         reading = threading.Thread(target=sobol_net, args=(1, 1))
         reading.start()
         nothing = self.source.fixed(params, np.zeros((0, self.dimension)), 2)
-        self._sweeps.gradients(self.path.coordinates(params), nothing.buffer)
+        self.sweeps.gradients(self.path.coordinates(params), nothing.buffer)
         reading.join()
 
     @property

@@ -175,7 +175,7 @@ def run_gradients(structure, num_kept: int, arrays, buffer: Buffer, c):
     if path.known_to_host:
         return _pack(found), kept
     exact, exact_grad = jax.value_and_grad(_exact(q, buffer))(c)
-    return _pack(found._replace(exact=exact, exact_grad=exact_grad, fisher=q.replace(c).fisher())), kept
+    return _pack(found._replace(exact=exact, exact_grad=exact_grad, fisher=q.replace(c).metric())), kept
 
 
 @program(0, 1)

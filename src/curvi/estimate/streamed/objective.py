@@ -8,6 +8,7 @@ import numpy as np
 
 from curvi.estimate.streamed import programs
 from curvi.estimate.streamed.programs import MAX_DRAWS, NUM_PARTS, Judged, Solved
+from curvi.estimate.streamed.scores import Scores, scores
 from curvi.family import Family
 from curvi.model.target import AbstractTarget
 from curvi.record.counts import CallCounts
@@ -112,6 +113,11 @@ class StreamedObjective:
         scalars = Solved(None, *jax.device_get(solved[1:]))._replace(x=solved.x)  # pyright: ignore[reportArgumentType]
         self.counts = self.counts.plus(hvp=int(scalars.num_products) * num_draws)
         return scalars
+
+    def scores(self, look: Look) -> Scores:
+        """The score gradient on the draws of a look: their values are known already."""
+        values = jnp.asarray(look.values - look.values.mean(), look.gradient.dtype)
+        return scores(self.seed(look.stream), values, look.q.noise_size, min(self.chunk, values.shape[1]))
 
     def judge(self, look: Look, x, copied) -> Judged:
         return Judged(*(number.item() for number in jax.device_get(programs.judge(look.grads, x, copied))))

@@ -57,6 +57,7 @@ def fresh_model(problem: Problem, objective: Objective, state: GrowingState, few
         return objective(state.params, fixed)
 
     fresh = problem.once("fresh", make, state.params, (state.num_fresh, state.index))
+    fresh = fresh if objective.difference is None else fresh.plus(objective.difference)
     return fresh if objective.num_score_params else fresh.symmetrised().bent(few)
 
 

@@ -72,7 +72,7 @@ class GrowingDraws(Method[GrowingState]):
 
     def init(self, problem: Problem, key) -> GrowingState:
         q = first_family(problem)
-        objective = _objective(self, problem, q, key)
+        objective = objective_of(self, problem, q, key)
         few = max(self.first_draws, objective.num_score_params * _DRAWS_A_VALUE, q.min_draws)
         num_draws = first_draws(objective, few)
         num_fresh = min(
@@ -87,7 +87,7 @@ class GrowingDraws(Method[GrowingState]):
         return state if objective.expandable else state.but(radius=max(state.radius, float(objective.dimension)))
 
     def advance(self, problem: Problem, state: GrowingState, key, budget: Budget) -> tuple[GrowingState, News]:
-        objective = _at(self, problem, state, key)
+        objective = objective_at(self, problem, state, key)
         spent = objective.counts
         # Overflow is handled later, as values that are not finite.
         with np.errstate(all="ignore"):
@@ -95,7 +95,7 @@ class GrowingDraws(Method[GrowingState]):
         return state, News(news.rows, objective.counts.less(spent), news.gain, news.outcome)
 
     def certify(self, problem: Problem, state: GrowingState, key, tolerance: float) -> Gain:
-        objective = _at(self, problem, state, key)
+        objective = objective_at(self, problem, state, key)
         spent = objective.counts
         with np.errstate(all="ignore"):
             state, few = stand_still(problem, objective, state, tolerance)
@@ -118,7 +118,7 @@ class GrowingDraws(Method[GrowingState]):
     def elbo(self, problem: Problem, state: GrowingState, key) -> tuple[float, float, CallCounts]:
         if problem.target.minibatched:
             return Method.elbo(self, problem, state, key)
-        objective = _at(self, problem, state, key)
+        objective = objective_at(self, problem, state, key)
         spent = objective.counts
         with np.errstate(all="ignore"):
             mean, error = plain_elbo(problem, objective, state)
@@ -128,7 +128,7 @@ class GrowingDraws(Method[GrowingState]):
 # Functions instead of methods: Equinox wraps a method in a module at each lookup, which takes a tenth of a sweep.
 
 
-def _objective(method: GrowingDraws, problem: Problem, q: Family, key) -> Objective:
+def objective_of(method: GrowingDraws, problem: Problem, q: Family, key) -> Objective:
     """The programs and buffers, made once per run and family."""
 
     def make() -> Objective:
@@ -141,9 +141,9 @@ def _objective(method: GrowingDraws, problem: Problem, q: Family, key) -> Object
     return problem.once("objective", make, type(q))
 
 
-def _at(method: GrowingDraws, problem: Problem, state: GrowingState, key) -> Objective:
+def objective_at(method: GrowingDraws, problem: Problem, state: GrowingState, key) -> Objective:
     """The objective with the expansion of a state."""
-    objective = _objective(method, problem, state.family, key)
+    objective = objective_of(method, problem, state.family, key)
     objective.follow(state.family)
     objective.expansion = None
     if state.hessian.size:

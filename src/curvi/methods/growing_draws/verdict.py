@@ -39,11 +39,24 @@ def certificate(
     if doubt is not None:
         gain = unknown if doubt.outcome is Outcome.NON_FINITE else gain
         return dataclasses.replace(gain, doubt=doubt.outcome, weights=doubt.weights)
+    if _no_unseen_direction(objective, state, local):
+        return gain
     found = consistency.unseen_direction(objective, local, FOR_CONSISTENCY)
     if found is None:
         return gain
     doubt = _smoothness(problem, objective, state, consistency.SUSPECT_DISCREPANCY) or found
     return dataclasses.replace(unknown, doubt=doubt.outcome, weights=doubt.weights)
+
+
+def _no_unseen_direction(objective: Objective, state: GrowingState, local: FixedDrawsModel) -> bool:
+    """Whether as few draws as bound the ELBO show no flat direction: a symmetry is flat on any draws, and curvature that
+    is negative on few is asked about on all.
+    """
+    fewest = CHUNK * -(-2 * objective.moment_size // CHUNK)
+    if objective.num_score_params or 2 * fewest > local.curvature.fixed.num_draws:
+        return False
+    few = objective(state.params, objective.noise(state.params, (FOR_CONSISTENCY, 4), fewest, 1))
+    return few.finite() and consistency.unseen_direction(objective, few, FOR_CONSISTENCY) is None
 
 
 def outcome_of_last_round(
@@ -145,7 +158,7 @@ def _plain_mean(objective: Objective, local: FixedDrawsModel) -> tuple[float, fl
         values = values - _share(values, excess) * excess
     elif isinstance(objective.path, HostPath):
         # ln q of the draws, whose mean is known: where q is the posterior, ln p - ln q does not vary.
-        log_q = -0.5 * (local.fixed.parts(num_pairs) ** 2 - 1).sum(-1).mean(-1)
+        log_q = objective.path.log_q(local.params, local.fixed.parts(num_pairs)).mean(-1)
         values = values - _share(values, log_q) * log_q
     mean, error = mean_and_error(values)
     return float(mean + local.exact), error
@@ -156,7 +169,9 @@ def _hardly_varies(local: FixedDrawsModel) -> bool:
     pairs hide what is odd, and with no multiple fitted, which would hide a q whose scale is wrong.
     """
     excess = local.part_excess(local.fixed.num_draws)
-    known = -0.5 * (local.fixed.values**2 - 1).sum(-1) if excess is None else excess
+    path = local.curvature.objective.path
+    assert isinstance(path, HostPath)
+    known = path.log_q(local.params, local.fixed.values) if excess is None else excess
     return bool(np.std(local.draw_values - known) < _NO_ERROR * local.fixed.num_draws**0.5)
 
 

@@ -1,8 +1,11 @@
 """The climb on few streamed draws: trust-region Newton steps, from a start whose scales are set first."""
 
+import dataclasses
+
 import numpy as np
 
 from curvi.certify.gain import UNKNOWN
+from curvi.certify.streamed import contradicted, in_order
 from curvi.control.climb import ON_FIXED_DRAWS
 from curvi.estimate.streamed import programs
 from curvi.estimate.streamed.objective import Design, Look, StreamedObjective
@@ -18,6 +21,7 @@ _SHORTEST = 1e-7  # nats per latent: a radius below it is no step
 _LARGEST_EXPONENT = 0.25  # exponent from which q counts as divergent, as a share of the log of the largest number
 _NARROWER = 2.0  # of ln sds, where the start is not finite
 _MOST_NARROWINGS = 3
+_CHECKED = 256  # draws on which values are held against slopes
 
 
 def few_of(state: StreamedState) -> Design:
@@ -100,4 +104,15 @@ def climb(problem: Problem, objective: StreamedObjective, state: StreamedState, 
         outcome = Outcome.PRECISION if lost else Outcome.NOT_A_MAXIMUM if ran_away else Outcome.DISAGREEMENT
     elif state.taken >= ENDLESS:
         outcome = Outcome.NOT_A_MAXIMUM
-    return state, News([row], gain=None if outcome is None else UNKNOWN, outcome=outcome)
+    if outcome is None:
+        return state, News([row])
+    gain = dataclasses.replace(UNKNOWN, weights=_suspects(objective, look, outcome))
+    return state, News([row], gain=gain, outcome=outcome)
+
+
+def _suspects(objective: StreamedObjective, look: Look, outcome: Outcome) -> np.ndarray:
+    """Weights of the parameters that a climb broke off on: those whose slopes values contradict, else the steepest."""
+    weights = None
+    if outcome is Outcome.DISAGREEMENT:
+        weights = contradicted(objective, objective.look(look.q, look.stream, _CHECKED, parts=True))
+    return in_order(np.abs(np.asarray(look.gradient))) if weights is None else weights

@@ -41,7 +41,7 @@ def correct(problem: Problem, objective: StreamedObjective, state: StreamedState
         return climb_again(state, Outcome.NOT_A_MAXIMUM)
     gain = found.gain
     if gain.within(tolerance):
-        gain = checked(objective, few_look(problem, objective, state), gain)
+        gain = checked(objective, few_look(problem, objective, state), look, gain)
         return state, News(gain=gain, outcome=gain.doubt)
     wanted = _wanted_draws(objective, state, found, tolerance)
     if _is_noise(found):

@@ -95,14 +95,14 @@ class StreamedNewton(Method[StreamedState]):
         if look.finite():
             gain = weigh(objective, look, few_of(state)).gain
             if gain.within(tolerance):
-                gain = checked(objective, few_look(problem, objective, state), gain)
+                gain = checked(objective, few_look(problem, objective, state), look, gain)
         doubt = gain.doubt if gain.doubt is not None else Outcome.MAX_STEPS if state.stage != "correct" else None
         if gain.within(tolerance):
             doubt = None
         elif doubt is None:
             doubt = unfinished(gain, tolerance)
         return Gain(
-            gain.nats, gain.error, doubt, counts=objective.counts.less(spent),
+            gain.nats, gain.error, doubt, weights=gain.weights, counts=objective.counts.less(spent),
             sds=gain.sds, sds_error=gain.sds_error, sds_noise=gain.sds_noise,
         )  # fmt: skip
 

@@ -129,7 +129,7 @@ class JointNormal(Family[Draw]):
     @property
     def min_draws(self) -> int:
         """As many mirrored pairs as coordinates that are tied: with fewer, the ELBO of fixed draws has no maximum."""
-        return 2 * self.normal_path.min_pairs
+        return 2 * self.normal_path.moment_size
 
     @property
     def path(self) -> Path:

@@ -76,6 +76,12 @@ class LowRank(JointNormal):
             object.__setattr__(made, name, value)
         return made
 
+    @classmethod
+    def begun_from(cls, q: MeanField, rank: int = 1) -> "LowRank":
+        """One near a mean field, with short factors in all coordinates."""
+        layout, parts = _split(q.layout, np.asarray(q.params))
+        return cls.of(q, _start(Factors(layout.counts[0], tuple(range(rank))), np.exp(parts[1])))
+
     @property
     def begun(self) -> bool:
         """Whether V is no longer that of the constructor, which stands for none."""

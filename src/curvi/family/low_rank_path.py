@@ -62,12 +62,8 @@ class LowRankPath(HostPath):
 
     @property
     def moment_size(self):
-        return self.size + self.pattern.rank
-
-    @property
-    def min_pairs(self):
-        """Few dimensions are averaged exactly; with many, each factor and what is left need a pair."""
-        return self.moment_size if self.size <= _LARGEST_WHITENED else self.pattern.rank + 2
+        """Few dimensions are averaged exactly; of many, the factors, with what they have to do with the rest."""
+        return (self.size if self.size <= _LARGEST_WHITENED else 2) + self.pattern.rank
 
     # -- parts --------------------------------------------------------------------------------------------------------
 
@@ -192,7 +188,7 @@ class LowRankPath(HostPath):
     def match(self, half):
         """All columns whitened where pairs suffice; else those of the factors, and the others freed of them."""
         size, rank = self.size, self.pattern.rank
-        if len(half) >= self.moment_size or len(half) < rank + 2:
+        if len(half) >= size + rank or len(half) < rank + 2:
             return matched_columns(half)
         shared = whitened_columns(half[:, size:])
         own = half[:, :size] - shared @ (shared.T @ half[:, :size] / len(half))

@@ -182,11 +182,6 @@ class HostPath(Path):
         return -0.5 * (noise**2 - 1).sum(-1)
 
     @property
-    def min_pairs(self) -> int:
-        """The number of mirrored pairs with fewer of which the ELBO on fixed noise need not have a maximum."""
-        return self.moment_size
-
-    @property
     def moment_size(self) -> int:
         """The number of mirrored pairs whose matched noise averages exactly every quadratic that q can follow."""
         return self.size

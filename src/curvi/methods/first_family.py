@@ -1,6 +1,6 @@
 """The family that a fit is asked for, and the q that it begins with."""
 
-from curvi.family import FAMILIES, Family, MeanField
+from curvi.family import FAMILIES, Family, LowRank, MeanField
 from curvi.methods.rungs import MEAN_FIELD, RUNGS
 from curvi.model.target import AbstractTarget
 
@@ -25,6 +25,8 @@ def check_family(family: Family | str | None, target: AbstractTarget) -> None:
 
 def names_of(family: Family | str | None) -> tuple[str, ...]:
     """The names of the families that a fit may choose from; none where it is given an instance."""
+    if isinstance(family, LowRank) and family.asked is None and not family.begun:
+        return ("low_rank",)  # its rank is that of the prediction
     if isinstance(family, Family):
         return ()
     return tuple(FAMILIES) if family in (None, AUTO) else (str(family),)

@@ -8,94 +8,27 @@ taken. Budgets depend on shapes and on the total memory of the device alone.
 """
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from curvi.certify.predicted import UNKNOWN_GAIN, Precision, PredictedGain, predict_arrow, predict_full_rank
+from curvi.certify.predicted import UNKNOWN_GAIN, PredictedGain, predict_arrow, predict_full_rank
 from curvi.certify.predicted_band import predict_band, predict_regressed
 from curvi.certify.predicted_blocks import predict_by_products
+from curvi.certify.predicted_low_rank import Start, from_hessian, from_products, most_factors
 from curvi.certify.predicted_shapes import predict_regressions
 from curvi.family import FAMILIES, Family
 from curvi.family.banded import known_chain
 from curvi.family.bordered import known_arrow
+from curvi.family.low_rank import why_not_low_rank
 from curvi.methods.base import FamilyRow, Problem
-from curvi.model.memory import device_bytes, words
-from curvi.model.target import AbstractTarget
+from curvi.methods.rung import Rung, most_products
 
 GAIN, WIDER = 0.05, 1.1  # nats, and a factor of an sd, from which a mean field is left
 WITHIN = 0.2  # nats of the best
 SMALL = 2_144  # parameters up to which families cost the same
-# Evaluations that a fit may be expected to take: 16 for each latent that is tied to others and 6,000, as measured on
-# regressions; so full rank goes up to 500 latents.
-MOST_EVALUATIONS = 14_000
-_EACH, _ANYWAY = 16, 6_000
-# Products of a prediction without the whole expected precision, and the same from so many latents.
-MOST_PRODUCTS, MOST_PRODUCTS_OF_MANY, MANY = 200, 64, 20_000
-FEW_PRODUCTS = 16  # where another family is known to be open
-_MEMORY = 1 / 8  # of the total of the device
 _FEW = 64  # latents up to which the best gain of a band is computed, in place of a lower bound
-_COPIES = 24  # vectors of parameters that a fit holds at a time
-
-
-class Rung(ABC):
-    """A family that a mean field of normal factors may become; `q` is that mean field."""
-
-    name: ClassVar[str]
-
-    @abstractmethod
-    def why_not(self, target: AbstractTarget, q: Family) -> str | None:
-        """Why q cannot become one, as a sentence; None if it can."""
-
-    @abstractmethod
-    def num_params(self, target: AbstractTarget, q: Family) -> int:
-        """The number of parameters."""
-
-    @abstractmethod
-    def num_tied(self, target: AbstractTarget, q: Family) -> int:
-        """The largest number of latents that are tied to each other: a climb needs as many pairs of draws."""
-
-    @abstractmethod
-    def predict(self, precision: Precision | None, target: AbstractTarget, q: Family) -> PredictedGain:
-        """The gain predicted by the whole expected precision."""
-
-    def predict_by_products(
-        self, product, sds: np.ndarray, target: AbstractTarget, q: Family, most: int
-    ) -> PredictedGain:
-        """The gain predicted by at most so many products with the expected Hessian; unknown where they are not
-        enough.
-        """
-        return UNKNOWN_GAIN
-
-    @abstractmethod
-    def of(self, target: AbstractTarget, q: Family) -> Family:
-        """The member of the family that equals q."""
-
-    def evaluations(self, target: AbstractTarget, q: Family) -> int:
-        """Evaluations that a fit is expected to take."""
-        return _EACH * self.num_tied(target, q) + _ANYWAY
-
-    def num_bytes(self, target: AbstractTarget, q: Family) -> int:
-        """Memory that a fit is expected to take."""
-        return 8 * _COPIES * self.num_params(target, q)
-
-    def why_not_afforded(self, target: AbstractTarget, q: Family) -> str | None:
-        """What a fit would take more than the budget has, in words; None if it is within it."""
-        wanted, most = self.evaluations(target, q), int(_MEMORY * device_bytes())
-        if wanted > MOST_EVALUATIONS:
-            tied = (MOST_EVALUATIONS - _ANYWAY) // _EACH
-            return (
-                f"about {wanted:,} evaluations; {self.num_tied(target, q):,} latents tied together are more than {tied}"
-            )
-        if (size := self.num_bytes(target, q)) > most:
-            return f"about {words(size)} of memory, more than {words(most)}, an eighth of all"
-        return None
-
-
-def _most_products(q: Family) -> int:
-    return MOST_PRODUCTS if q.noise_size <= MANY else MOST_PRODUCTS_OF_MANY
 
 
 class _MeanField(Rung):
@@ -136,7 +69,7 @@ class _Bordered(Rung):
         return predict_arrow(precision, known_arrow(target, q))
 
     def predict_by_products(self, product, sds, target, q, most):
-        return predict_by_products(product, sds, known_arrow(target, q), min(most, _most_products(q)))
+        return predict_by_products(product, sds, known_arrow(target, q), min(most, most_products(q)))
 
     def of(self, target, q):
         return FAMILIES[self.name].from_plates(target, q)
@@ -167,10 +100,45 @@ class _Banded(Rung):
         return PredictedGain(nats, predict_full_rank(precision).error, precision.wider)
 
     def predict_by_products(self, product, sds, target, q, most):
-        return predict_band(product, sds, known_chain(q), min(most, _most_products(q)))
+        return predict_band(product, sds, known_chain(q), min(most, most_products(q)))
 
     def of(self, target, q):
         return FAMILIES[self.name].of(q)
+
+
+class _LowRank(Rung):
+    name = "low_rank"
+
+    def why_not(self, target, q):
+        return why_not_low_rank(q)
+
+    def num_params(self, target, q):
+        return q.noise_size * (2 + most_factors(q.noise_size))
+
+    def num_tied(self, target, q):
+        return most_factors(q.noise_size) + 2
+
+    def predict(self, precision, target, q):
+        if precision is None or (found := from_hessian(-precision.matrix)) is None:
+            return UNKNOWN_GAIN
+        return PredictedGain(found.nats, predict_full_rank(precision).error, precision.wider)
+
+    def predict_by_products(self, product, sds, target, q, most):
+        found = self._from_products(product, sds, q, most)
+        return UNKNOWN_GAIN if found is None else PredictedGain(found.nats, math.nan, found.wider)
+
+    def _from_products(self, product, sds, q, most) -> Start | None:
+        return from_products(product, sds, min(most, most_products(q) // 4))
+
+    def of(self, target, q):
+        return FAMILIES[self.name].begun_from(q)
+
+    def of_curved(self, target, q, hessian, product, sds):
+        found = None if hessian is None else from_hessian(hessian)
+        found = (
+            self._from_products(product, sds, q, most_products(q)) if found is None and product is not None else found
+        )
+        return self.of(target, q) if found is None else FAMILIES[self.name].of(q, found.factors, found.scale)
 
 
 class _FullRank(Rung):
@@ -193,7 +161,7 @@ class _FullRank(Rung):
         return FAMILIES[self.name].of(q)
 
 
-RUNGS: tuple[Rung, ...] = (_MeanField(), _Bordered(), _Banded(), _FullRank())
+RUNGS: tuple[Rung, ...] = (_MeanField(), _Bordered(), _Banded(), _LowRank(), _FullRank())
 MEAN_FIELD = RUNGS[0].name
 
 

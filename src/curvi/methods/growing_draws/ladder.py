@@ -17,13 +17,11 @@ from curvi.family.path import HostPath
 from curvi.methods.base import FamilyRow, Problem
 from curvi.methods.growing_draws.centering import conditional_sds
 from curvi.methods.growing_draws.state import GrowingState
+from curvi.methods.rung import FEW_PRODUCTS, MOST_PRODUCTS, Rung
 from curvi.methods.rungs import (
-    FEW_PRODUCTS,
     MEAN_FIELD,
-    MOST_PRODUCTS,
     RUNGS,
     Candidate,
-    Rung,
     asked_for,
     choose,
     family_rows,
@@ -88,7 +86,7 @@ def looked_at_products(
         return state, None
     asked = asked_for(problem)
     if asked is not None:
-        return state, widened(problem, objective, state, rung(asked), None)
+        return state, widened(problem, objective, state, rung(asked), None, local)
     target, q = problem.target, problem.q
     sds, gains = conditional_sds(objective.path, local.params), [UNKNOWN_GAIN for _ in RUNGS]
     product = lambda v: objective.expected_hessian_times(local, v)  # noqa: E731
@@ -105,7 +103,7 @@ def looked_at_products(
     wanted = choose(candidates(problem, state)) if tried is None else tried.name
     if wanted == name_of(state.family):
         return state, None
-    return state, widened(problem, objective, state, rung(wanted), None)
+    return state, widened(problem, objective, state, rung(wanted), None, local)
 
 
 def _gained(objective: Objective, state: GrowingState, sds: np.ndarray) -> PredictedGain:
@@ -202,12 +200,19 @@ def _to_be_tried(problem: Problem, state: GrowingState) -> Rung | None:
 
 
 def widened(
-    problem: Problem, objective: Objective, state: GrowingState, to: Rung, hessian: np.ndarray | None
+    problem: Problem,
+    objective: Objective,
+    state: GrowingState,
+    to: Rung,
+    hessian: np.ndarray | None,
+    local: FixedDrawsModel | None = None,
 ) -> GrowingState:
     """The state of a climb with another family, from the same q, or from the independent latents next to it; `hessian`
-    is the expected one where it is known.
+    is the expected one where it is known, else `local` has products with it.
     """
-    q = to.of(problem.target, _independent(problem, objective, state))
+    product = None if local is None else lambda v: objective.expected_hessian_times(local, v)
+    sds = conditional_sds(objective.path, state.params)
+    q = to.of_curved(problem.target, _independent(problem, objective, state), hessian, product, sds)
     # As many pairs as tied latents: on fewer, a climb of so many parameters follows the draws, control variate or not.
     num_draws = min(max(state.num_draws, CHUNK * math.ceil(q.min_draws / CHUNK)), objective.capacity)
     none = np.zeros(0)

@@ -113,7 +113,8 @@ class _LowRank(Rung):
         return why_not_low_rank(q)
 
     def num_params(self, target, q):
-        return q.noise_size * (2 + most_factors(q.noise_size))
+        rank = most_factors(q.noise_size)
+        return q.noise_size * (2 + rank) - rank * (rank - 1) // 2
 
     def num_tied(self, target, q):
         return most_factors(q.noise_size) + 2
@@ -193,8 +194,8 @@ def choose(candidates: Sequence[Candidate]) -> str:
     if not (best > GAIN or any(one.gain.wider > WIDER for one in known)):
         return MEAN_FIELD
     near = [one for one in known if one.gain.nats >= best - WITHIN and one.gain.nats >= min(GAIN, best)]
-    # Of those that cost the same the largest, which contains the others.
-    return min(near, key=lambda one: (max(one.num_params, SMALL), -one.num_params)).name
+    # Of those that cost the same the largest, which contains the others: the last of those that are as large.
+    return min(reversed(near), key=lambda one: (max(one.num_params, SMALL), -one.num_params)).name
 
 
 def asked_for(problem: Problem) -> str | None:

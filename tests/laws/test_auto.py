@@ -16,7 +16,7 @@ from curvi.certify.predicted_shapes import predict_regressions
 from curvi.family.arrow import Arrow, BlockSet
 from curvi.family.chain import Chain
 from curvi.methods import rungs
-from curvi.methods.rungs import Candidate, choose
+from curvi.methods.choice import Candidate, choose
 from curvi.model.origin import Origin
 
 NUM_GLOBAL = 3

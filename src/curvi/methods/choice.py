@@ -3,8 +3,8 @@
 The rule: of the families that a budget of memory and evaluations affords, the cheapest whose predicted gain is within
 0.2 nats of the best. A mean field is kept where nothing gains more than 0.05 nats and no sd of linear response differs
 by 10 %. Cost is the number of parameters, to which memory and the time of a product are proportional; families of up to
-2,144 parameters (full rank in 64 dimensions) cost the same, most of which is compiling, and the largest of them is
-taken. Budgets depend on shapes and on the total memory of the device alone.
+2,144 parameters (full rank in 64 dimensions) cost the same, most of which is compiling: full rank, which contains the
+others, is taken before them, or else the one that gains most. Budgets depend on shapes and on the total memory of the device alone.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from curvi.certify.predicted import PredictedGain
 from curvi.methods.base import Problem
 from curvi.methods.rung import Rung
-from curvi.methods.rungs import MEAN_FIELD, RUNGS
+from curvi.methods.rungs import ALL, MEAN_FIELD, RUNGS
 
 GAIN, WIDER = 0.05, 1.1  # nats, and a factor of an sd, from which a mean field is left
 WITHIN = 0.2  # nats of the best
@@ -44,8 +44,8 @@ def choose(candidates: Sequence[Candidate]) -> str:
     if not (best > GAIN or any(one.gain.wider > WIDER for one in known)):
         return MEAN_FIELD
     near = [one for one in known if one.gain.nats >= best - WITHIN and one.gain.nats >= min(GAIN, best)]
-    # Of those that cost the same the largest, which contains the others.
-    return min(near, key=lambda one: (max(one.num_params, SMALL), -one.num_params)).name
+    # Of those that cost the same the one that contains all others, or what gains most; of equals the first.
+    return min(near, key=lambda one: (max(one.num_params, SMALL), one.name != ALL, -round(one.gain.nats, 2))).name
 
 
 def asked_for(problem: Problem) -> str | None:

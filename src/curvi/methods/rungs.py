@@ -165,7 +165,7 @@ class _FullRank(Rung):
 
 
 RUNGS: tuple[Rung, ...] = (_MeanField(), _Bordered(), _Banded(), _LowRank(), _FullRank())
-MEAN_FIELD = RUNGS[0].name
+MEAN_FIELD, ALL = RUNGS[0].name, RUNGS[-1].name  # the family that every other contains, and that contains every other
 
 
 def rung(name: str) -> Rung:

@@ -235,7 +235,7 @@ class ChainPath(HostPath):
             return None
         white = ended.solve_transposed(by_mean)
         # tr(step of the precision, covariance) = 2 sum dU_ii / U_ii
-        log_det = 2 * (_log_det(ended) - _log_det(at.root))
+        log_det = 2 * (ended.log_det() - at.root.log_det())
         predicted = float(white @ white - 2 * changed.sum() - log_det) / 2
 
         def at_share(share: float) -> np.ndarray:
@@ -246,10 +246,6 @@ class ChainPath(HostPath):
             return self.join(mean[self.place], -np.log(own)[self.place], -moved.top / own[:g, None], coefficients)
 
         return FixedPoint(predicted, True, at_share)
-
-
-def _log_det(matrix: ChainMatrix) -> float:
-    return float(np.log(np.diag(matrix.top)).sum() + np.log(matrix.band[:, 0]).sum())
 
 
 chain_path = functools.lru_cache(maxsize=32)(ChainPath)  # large index arrays, made once per pattern

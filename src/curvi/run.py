@@ -155,7 +155,8 @@ class Run(Generic[StateT]):
 
     def checkpoint(self, tolerance: float) -> Checkpoint:
         problem = self.problem
-        settings = (float(tolerance), problem.num_starts, problem.families)
+        mesh = () if problem.placement is None else problem.placement.shape
+        settings = (float(tolerance), problem.num_starts, problem.families, mesh)
         return Checkpoint(self.key, self.state, self.history(), self.counts, *settings)
 
 

@@ -33,6 +33,8 @@ class Checkpoint:
         Number of starts of the fit.
     families
         Names of the families that it may choose from.
+    mesh
+        Axes and sizes of the mesh of devices; empty on one device.
     """
 
     key: Any
@@ -42,6 +44,7 @@ class Checkpoint:
     tolerance: float
     num_starts: int = 1
     families: tuple[str, ...] = ()
+    mesh: tuple[tuple[str, int], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,10 +12,11 @@ import numpy as np
 
 from curvi.certify.fixed_draws import Weighed, remaining_gain, weigh
 from curvi.certify.gain import LARGEST_STEP, LARGEST_STEP_ERROR, NUM_ERRORS, Gain
+from curvi.estimate.fixed_draws.groups import CHUNK
 from curvi.estimate.fixed_draws.local import FixedDrawsModel
 from curvi.estimate.fixed_draws.noise import correction_draws
 from curvi.estimate.fixed_draws.objective import Objective
-from curvi.estimate.fixed_draws.sweep import CHUNK, LEAST_PARTS, MOST_PARTS
+from curvi.estimate.fixed_draws.sweep import LEAST_PARTS, MOST_PARTS
 from curvi.methods.base import News, Problem
 from curvi.methods.growing_draws.ladder import looked_up, tried
 from curvi.methods.growing_draws.state import GrowingState

@@ -24,7 +24,7 @@ from curvi.model.rows.source import RowsError
 from curvi.model.spread import place
 from curvi.model.target import AbstractTarget
 from curvi.outcome import Outcome
-from curvi.record.checkpoint import Checkpoint, check_key, same_key
+from curvi.record.checkpoint import Checkpoint, check_key, check_mesh, same_key
 from curvi.record.clock import Clock
 from curvi.record.keeper import CheckpointError, Keeper, checked_path
 from curvi.record.progress import open_progress
@@ -111,7 +111,7 @@ def fit(
     if isinstance(start, str | os.PathLike):
         start = _opened(Path(start), target, kept_at, key)
     if start is not None:
-        _check_same_mesh(start, placement)
+        check_mesh(getattr(start, "checkpoint", None), () if placement is None else placement.shape)
         key, family, method, num_starts = _resumed(target, start, key, family, centering, method, num_starts)
     _check_input(target, key, family, method, num_steps, tolerance, num_starts, max_seconds, max_evaluations)
     assert key is not None
@@ -227,19 +227,6 @@ def _resumed(target, start, key, family, centering, method, num_starts) -> tuple
             "To go on with another one, pass family=start.q instead of start"
         )
     return start.checkpoint.key, start.q.onto(target), method or start.method, start.checkpoint.num_starts
-
-
-def _check_same_mesh(start, placement: Placement | None) -> None:
-    """ValueError where a fit is resumed on another mesh than its own."""
-    if not isinstance(start, Fit) or start.checkpoint is None:
-        return
-    own, now = start.checkpoint.mesh, () if placement is None else placement.shape
-    if own != now:
-        words = [", ".join(f"{name} {size}" for name, size in shape) or "no mesh" for shape in (own, now)]
-        raise ValueError(
-            f"start was run on another number of devices ({words[0]}; now {words[1]}): the same bits are promised on the "
-            "same mesh only. Pass a mesh of that shape; family=start.q starts anew from its q on this one"
-        )
 
 
 def _rebound(checkpoint: Checkpoint | None, target: AbstractTarget) -> Checkpoint:

@@ -204,13 +204,10 @@ class Method(eqx.Module, Generic[StateT]):
         axes = [axis for axis in placement.mesh.axis_names if axis not in self.mesh_axes]
         if not axes:
             return None
-        what = f"spreads no {' and no '.join(axes)} over devices" if self.mesh_axes else "computes on one device"
-        return (
-            f"{type(self).__name__} {what}; leave mesh out, use an axis "
-            f"{' or '.join(self.mesh_axes)}, or another method"
-            if self.mesh_axes
-            else f"{type(self).__name__} {what}; leave mesh out, or use GrowingDraws, which needs derivatives and arrays"
-        )
+        name = type(self).__name__
+        if not self.mesh_axes:
+            return f"{name} computes on one device; leave mesh out, or use GrowingDraws (derivatives, data in arrays)"
+        return f"{name} spreads no {', no '.join(axes)} over a mesh; name its axes {' or '.join(self.mesh_axes)}"
 
     def why_not(self, problem: Problem) -> str | None:
         """Why the method does not apply to a problem, as a sentence for the user; None if it does."""

@@ -76,8 +76,7 @@ class Placement:
         if len(array.sharding.device_set) > 1:
             raise ValueError(
                 f"an array of shape {array.shape} lies on {len(array.sharding.device_set)} devices that are not the "
-                f"{self.mesh.size} of mesh; place it with NamedSharding(mesh, ...) of the same devices, or give it as a "
-                "numpy array"
+                f"{self.mesh.size} of mesh; place it on these, with NamedSharding(mesh, ...), or give a numpy array"
             )
         return False
 

@@ -32,8 +32,8 @@ def place(target: AbstractTarget, placement: Placement) -> AbstractTarget:
     target = placement.put_all(target)
     if ROWS in placement.mesh.axis_names and not any(map(_is_spread, jax.tree.leaves(target))):
         raise ValueError(
-            "mesh has an axis 'rows', but the rows of this target cannot be seen. Use a MinibatchTarget, a NumPyro model "
-            "with a plate, or Target(..., data_rows=number of rows); or place the arrays that the log density takes with "
+            "mesh has an axis 'rows', but the rows of this target cannot be seen. Use a MinibatchTarget, a NumPyro "
+            "model with a plate, or Target(..., data_rows=number of rows); or place the arrays of the log density with "
             "jax.device_put(array, NamedSharding(mesh, PartitionSpec('rows')))"
         )
     return target

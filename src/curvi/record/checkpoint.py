@@ -70,6 +70,17 @@ class Leaves:
         return jax.tree.unflatten(tree, [next(given) if _is_array(leaf) else leaf for leaf in leaves])
 
 
+def check_mesh(before: Checkpoint | None, now: tuple[tuple[str, int], ...]) -> None:
+    """Raise ValueError where a fit is resumed on another mesh than its own."""
+    if before is None or before.mesh == now:
+        return
+    own, new = (", ".join(f"{name} {size}" for name, size in mesh) or "no mesh" for mesh in (before.mesh, now))
+    raise ValueError(
+        f"start was run on another number of devices ({own}; now {new}): the same bits are promised on the same mesh "
+        "alone. Pass mesh= of that shape, or begin anew from its q on this one: family=start.q in place of start"
+    )
+
+
 def _is_array(leaf) -> bool:
     return isinstance(leaf, jax.Array | np.ndarray)
 

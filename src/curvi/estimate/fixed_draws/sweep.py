@@ -101,7 +101,7 @@ class Products(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """What else a program is compiled for: the number of chunks whose single draws are kept, and the groups of draws."""
+    """What else a program is compiled for: how many chunks have their single draws kept, and the groups of draws."""
 
     num_kept: int
     groups: Groups = ONE_GROUP

@@ -78,8 +78,8 @@ class GrowingDraws(Method[GrowingState]):
             return why
         if problem.placement is not None and problem.placement.size(DRAWS) > CHUNK:
             return (
-                f"GrowingDraws computes {CHUNK} draws at a time, so that an axis draws of more than {CHUNK} devices leaves "
-                f"some idle; got {problem.placement.size(DRAWS)}. Give the others an axis rows"
+                f"GrowingDraws computes {CHUNK} draws at a time, and an axis draws of {problem.placement.size(DRAWS)} "
+                f"devices would leave some idle; give it {CHUNK} at most, and the others an axis rows"
             )
         return None
 

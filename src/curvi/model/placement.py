@@ -9,6 +9,7 @@ from typing import Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -54,7 +55,7 @@ class Placement:
         sharding = self.sharding(*axes)
         if sharding.is_fully_addressable:
             return jax.device_put(array, sharding)
-        if isinstance(array, jax.Array) and jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
+        if isinstance(array, jax.Array) and jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
             return jax.random.wrap_key_data(self.put(jax.random.key_data(array)), impl=jax.random.key_impl(array))
         # Without a comparison between processes, which every call of device_put would make.
         own = np.asarray(array)

@@ -6,14 +6,17 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
-from jaxtyping import Array
+from jaxtyping import Array, Bool
 
 from curvi.model.latents import Latent
 from curvi.model.location_scale import LocationScale
 from curvi.model.minibatch import LEAST_BLOCK, MinibatchTarget
 from curvi.model.placement import ROWS, Placement, constrain
 from curvi.model.row_sums import sum_rows
+from curvi.model.rows.rows import Rows
 from curvi.model.target import AbstractTarget, LogDensity, Target
 
 
@@ -22,8 +25,8 @@ def place(target: AbstractTarget, placement: Placement) -> AbstractTarget:
 
     Arrays that lie on the mesh already stay where they are.
     """
-    if target.black_box or target.streamed:
-        return target
+    if target.black_box or (target.streamed and ROWS not in placement.mesh.axis_names):
+        return target  # for the method to refuse
     if ROWS in placement.mesh.axis_names:
         if isinstance(target, MinibatchTarget):
             target = SpreadRows.of(target, placement)
@@ -64,6 +67,8 @@ class SpreadRows(AbstractTarget):
     ----------
     data
         The rows, with those that fill up; the first axis of every leaf is spread.
+    counts
+        Which of them count, spread alike.
     num_rows
         The number of rows that count.
     batch_size
@@ -80,6 +85,7 @@ class SpreadRows(AbstractTarget):
     likelihood_row: Callable
     location_scale: tuple[LocationScale, ...]
     data: Any
+    counts: Bool[Array, " N"]
     num_rows: int = eqx.field(static=True)
     batch_size: int = eqx.field(static=True)
     mesh: Mesh = eqx.field(static=True)
@@ -87,11 +93,9 @@ class SpreadRows(AbstractTarget):
     @classmethod
     def of(cls, target: MinibatchTarget, placement: Placement) -> "SpreadRows":
         """The rows of a target on a mesh."""
-        size = -(-target.num_rows // placement.size(ROWS)) * placement.size(ROWS)
-
-        def put(leaf):
-            return leaf if placement.holds(leaf) else placement.put(_padded(leaf, size), ROWS)
-
+        data, counts, num_rows = (
+            own_rows(target.data, placement) if isinstance(target.data, Rows) else _rows_of(target, placement)
+        )
         return cls(
             target.latents,
             target.init,
@@ -100,8 +104,9 @@ class SpreadRows(AbstractTarget):
             target.prior,
             target.likelihood_row,
             target.location_scale,
-            jax.tree.map(put, target.data),
-            target.num_rows,
+            data,
+            counts,
+            num_rows,
             max(target.batch_size, LEAST_BLOCK),
             placement.mesh,
         )
@@ -111,24 +116,66 @@ class SpreadRows(AbstractTarget):
 
     def full(self):
         num_groups = self.mesh.shape[ROWS]
-        size = -(-self.num_rows // num_groups)
-        in_groups = lambda leaf: _padded(leaf, num_groups * size).reshape(num_groups, size, *leaf.shape[1:])  # noqa: E731
-        rows = jax.tree.map(lambda leaf: constrain(in_groups(leaf), self.mesh, ROWS), self.data)
-        counts = jnp.arange(num_groups * size).reshape(num_groups, size) < self.num_rows
+        in_groups = lambda leaf: leaf.reshape(num_groups, -1, *leaf.shape[1:])  # noqa: E731
+        spread = jax.tree.map(lambda leaf: constrain(in_groups(leaf), self.mesh, ROWS), (self.data, self.counts))
 
         def log_density(theta):
             def one(pair):
                 row, counts = pair
                 return jnp.where(counts, self.likelihood_row(theta, row), 0)
 
-            return self.prior(theta) + jax.vmap(lambda *own: sum_rows(one, own, self.batch_size))(rows, counts).sum()
+            return self.prior(theta) + jax.vmap(lambda *own: sum_rows(one, own, self.batch_size))(*spread).sum()
 
         return log_density
 
     def terms(self, theta):
         """The prior, and the log likelihood of each row."""
         each = jax.vmap(lambda row: self.likelihood_row(theta, row))(self.data)
-        return {"prior": self.prior(theta), "rows": each[: self.num_rows]}
+        return {"prior": self.prior(theta), "rows": jnp.where(self.counts, each, 0)}
+
+
+def _rows_of(target: MinibatchTarget, placement: Placement) -> tuple[Any, jax.Array, int]:
+    """The data of a target on a mesh, which of the rows count, and how many do."""
+    num_rows, num_groups = target.num_rows, placement.size(ROWS)
+    size = -(-num_rows // num_groups) * num_groups
+
+    def put(leaf):
+        return placement.put(_padded(leaf, size), ROWS)
+
+    leaves = jax.tree.leaves(target.data)
+    placed = [placement.holds(leaf) for leaf in leaves]
+    if any(placed) and (not all(placed) or size != num_rows):
+        raise ValueError(
+            f"some of the data lie on the mesh already: place all {len(leaves)} arrays there, with a number of rows that "
+            f"{num_groups} devices divide ({num_rows:,} rows), or give numpy arrays"
+        )
+    counts = placement.put(np.arange(size) < num_rows, ROWS)
+    return target.data if any(placed) else jax.tree.map(put, target.data), counts, num_rows
+
+
+def own_rows(rows: Rows, placement: Placement) -> tuple[dict[str, jax.Array], jax.Array, int]:
+    """The rows that each process has of its own, read into the memory of its devices."""
+    sharding = placement.sharding(ROWS)
+    size = placement.size(ROWS)
+    places = {index[0].start for index in sharding.addressable_devices_indices_map((size,)).values()}
+    if len(places) * jax.process_count() != size:
+        raise ValueError(
+            f"every process reads its own Rows, so that the axis rows of mesh must have {jax.process_count()} equal "
+            "parts, one with the devices of each; order the devices of mesh by process along that axis"
+        )
+    numbers = [rows.num_rows]
+    if jax.process_count() > 1:
+        numbers = np.asarray(multihost_utils.process_allgather(np.asarray(rows.num_rows))).tolist()
+    most = -(-max(numbers) // len(places)) * len(places)
+    columns, _ = rows.take(np.arange(rows.num_rows))
+    whole = most * jax.process_count()
+
+    def put(own):
+        own = np.concatenate([own, np.repeat(own[-1:], most - len(own), 0)])
+        return jax.make_array_from_process_local_data(sharding, own, (whole, *own.shape[1:]))
+
+    counts = jax.make_array_from_process_local_data(sharding, np.arange(most) < rows.num_rows, (whole,))
+    return {name: put(column) for name, column in columns.items()}, counts, sum(numbers)
 
 
 class SpreadConstants(eqx.Module):

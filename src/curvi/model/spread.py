@@ -146,8 +146,8 @@ def _rows_of(target: MinibatchTarget, placement: Placement) -> tuple[Any, jax.Ar
     placed = [placement.holds(leaf) for leaf in leaves]
     if any(placed) and (not all(placed) or size != num_rows):
         raise ValueError(
-            f"some of the data lie on the mesh already: place all {len(leaves)} arrays there, with a number of rows that "
-            f"{num_groups} devices divide ({num_rows:,} rows), or give numpy arrays"
+            f"some of the data lie on the mesh already: place all {len(leaves)} arrays there, with a number of rows "
+            f"that {num_groups} devices divide (these are {num_rows:,}), or give numpy arrays"
         )
     counts = placement.put(np.arange(size) < num_rows, ROWS)
     return target.data if any(placed) else jax.tree.map(put, target.data), counts, num_rows
@@ -157,7 +157,9 @@ def own_rows(rows: Rows, placement: Placement) -> tuple[dict[str, jax.Array], ja
     """The rows that each process has of its own, read into the memory of its devices."""
     sharding = placement.sharding(ROWS)
     size = placement.size(ROWS)
-    places = {index[0].start for index in sharding.addressable_devices_indices_map((size,)).values()}
+    places = {
+        index[0].start for index in sharding.addressable_devices_indices_map((size,)).values() if index is not None
+    }
     if len(places) * jax.process_count() != size:
         raise ValueError(
             f"every process reads its own Rows, so that the axis rows of mesh must have {jax.process_count()} equal "

@@ -97,8 +97,9 @@ class Target(AbstractTarget):
         Optionally the number of rows of the data: arrays that the log density closes over with that many rows are those
         that `curvi.fit(mesh=...)` spreads over an axis `rows`.
     workers, timeout
-        For a black box: the number of spawned processes that share the draws of a batch (0: none), and the time limit
-        of a call in seconds.
+        For a black box: the number of spawned processes that share the draws of a batch (0: none), or a
+        `concurrent.futures.Executor`, such as Dask's `client.get_executor()`, or a function that makes one and so
+        replaces one that broke; and the time limit of a call in seconds.
     """
 
     latents: tuple[Latent, ...] = eqx.field(static=True)
@@ -139,7 +140,7 @@ class Target(AbstractTarget):
                 raise ValueError(f"a black box has no derivatives: pass order=0; got order={order}")
             self.function, self.caller = None, Caller(log_density, workers, timeout)
             return
-        if workers or timeout is not None:
+        if (workers != 0) or timeout is not None:
             raise ValueError("workers and timeout are for Python functions on the host: pass black_box=True")
         self.function, self.caller = trace(log_density, self.init, "log_density"), None
 

@@ -24,18 +24,18 @@ class Groups(NamedTuple):
     mesh: Mesh | None = None
 
     @property
-    def count(self) -> int:
+    def number(self) -> int:
         return 1 if self.mesh is None else self.mesh.shape.get(DRAWS, 1)
 
     @property
     def size(self) -> int:
         """Draws of a group."""
-        return -(-CHUNK // self.count)
+        return -(-CHUNK // self.number)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of what belongs to the draws of a chunk."""
-        return (CHUNK,) if self.count == 1 else (self.count, self.size)
+        return (CHUNK,) if self.number == 1 else (self.number, self.size)
 
     # -- on the host --------------------------------------------------------------------------------------------------
 
@@ -44,9 +44,9 @@ class Groups(NamedTuple):
         if self.mesh is None:
             return jax.device_put(noise)
         place = Placement(self.mesh)
-        if self.count == 1:
+        if self.number == 1:
             return place.put(noise)
-        padded = np.zeros((len(noise), self.count * self.size, noise.shape[-1]), noise.dtype)
+        padded = np.zeros((len(noise), self.number * self.size, noise.shape[-1]), noise.dtype)
         padded[:, :CHUNK] = noise
         return place.put(padded.reshape(len(noise), *self.shape, -1), None, DRAWS)
 
@@ -54,29 +54,29 @@ class Groups(NamedTuple):
 
     def map(self, function: Callable, each: Callable, noise):
         """`function(noise, each)` of every group; its results are means over draws, or belong to single draws."""
-        if self.count == 1:
+        if self.number == 1:
             return function(noise, each)
-        if self.count * self.size == CHUNK:
+        if self.number * self.size == CHUNK:
             return jax.vmap(lambda e: function(e, each))(noise)
-        counts = (jnp.arange(self.count * self.size) < CHUNK).reshape(self.shape)
+        counts = (jnp.arange(self.number * self.size) < CHUNK).reshape(self.shape)
         return jax.vmap(lambda e, counts: function(e, _counting(each, counts)))(noise, counts)
 
     def zeros(self, before: tuple[int, ...], of_draws: bool, after: tuple[int, ...], dtype):
         """Zeros, to which results of groups are added or among which they are put: `of_draws`, or of whole groups."""
         shape = self.shape if of_draws else self.shape[:-1]
         array = jnp.zeros((*before, *shape, *after), dtype)
-        return array if self.count == 1 else constrain(array, self.mesh, *(None for _ in before), DRAWS)
+        return array if self.number == 1 else constrain(array, self.mesh, *(None for _ in before), DRAWS)
 
     def total(self, means):
         """The mean over all draws from those over groups."""
-        return means if self.count == 1 else means.sum(0) * (self.size / CHUNK)
+        return means if self.number == 1 else means.sum(0) * (self.size / CHUNK)
 
     def one_axis(self, of_draws):
         """What belongs to the draws of chunks, with one axis for these instead of groups."""
-        if self.count == 1:
+        if self.number == 1:
             return of_draws
         before, (_, _, *after) = of_draws.shape[0], of_draws.shape[1:]
-        return of_draws.reshape(before, self.count * self.size, *after)[:, :CHUNK]
+        return of_draws.reshape(before, self.number * self.size, *after)[:, :CHUNK]
 
 
 ONE_GROUP = Groups()

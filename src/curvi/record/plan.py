@@ -45,11 +45,8 @@ class Plan:
         )
 
     def __str__(self) -> str:
-        stored = "" if self.num_draws is None else f", {self.num_draws:,} stored"
-        return (
-            f"at most {words(self.num_bytes)} of {words(self.memory)} ({self._listed()}); "
-            f"draws: {self.draws_at_once} at a time{stored}"
-        )
+        stored = "" if self.num_draws is None else f", at most {self.num_draws:,} stored"
+        return f"{words(self.num_bytes)} planned of {words(self.memory)}; draws {self.draws_at_once} at a time{stored}"
 
     def _listed(self) -> str:
         largest = sorted(self.parts, key=lambda part: -part[1])[:4]

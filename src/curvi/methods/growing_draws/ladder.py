@@ -6,7 +6,6 @@ import numpy as np
 
 from curvi.certify.predicted import UNKNOWN_GAIN, PredictedGain, expected_hessian, precision_of
 from curvi.estimate.fixed_draws.expansion import Expansion
-from curvi.estimate.fixed_draws.groups import CHUNK
 from curvi.estimate.fixed_draws.local import FixedDrawsModel
 from curvi.estimate.fixed_draws.objective import Objective
 from curvi.family import FAMILIES, Family

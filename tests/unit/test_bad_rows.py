@@ -144,7 +144,7 @@ def test_missing_values_are_told(tmp_path):
 def test_methods_that_need_all_rows_at_once_say_so():
     data = Rows({"x": np.zeros(90), "y": np.ones(90)}, chunk_rows=30)
     target = target_of(data)
-    with pytest.raises(ValueError, match="GrowingDraws needs all rows in memory.*use GrowingRows"):
+    with pytest.raises(ValueError, match=r"GrowingDraws needs all rows in memory.*use GrowingRows"):
         curvi.fit(target, key=KEY, method=curvi.methods.GrowingDraws(), progress=False)
     with pytest.raises(ValueError, match="read a chunk at a time"):
         target.full()

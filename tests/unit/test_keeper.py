@@ -128,7 +128,7 @@ def test_the_first_call_begins_and_later_ones_go_on(model, tmp_path):
     _, model = model
     path = tmp_path / "run.curvi"
     options = {"start": path, "checkpoint": path, "checkpoint_seconds": 0, "progress": False}
-    first = curvi.fit(model.target(), key=jax.random.key(0), num_steps=3, **options)
+    first = curvi.fit(model.target(), key=jax.random.key(0), num_steps=1, **options)
     assert path.exists() and not first.converged
     second = curvi.fit(model.target(), key=jax.random.key(0), **options)
     assert second.converged and len(second.history) > len(first.history)
@@ -141,7 +141,7 @@ def test_the_default_goes_on_across_a_change_of_family(model, tmp_path):
     _, model = model
     path, key = tmp_path / "run.curvi", jax.random.key(3)
     whole = curvi.fit(model.target(), key=key, progress=False)
-    assert isinstance(whole.q, curvi.FullRank)
+    assert not isinstance(whole.q, curvi.MeanField)
     for steps in (1, len(whole.history) - 2):
         curvi.fit(model.target(), key=key, checkpoint=path, num_steps=steps, progress=False)
         found = curvi.fit(model.target(), start=path, progress=False)

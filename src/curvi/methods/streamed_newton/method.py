@@ -13,7 +13,7 @@ from curvi.estimate.streamed.objective import StreamedObjective
 from curvi.estimate.streamed.programs import MAX_DRAWS, NUM_PARTS
 from curvi.family.on_device import normal_on_device
 from curvi.methods.base import Budget, FamilyRow, Method, Needs, News, Problem
-from curvi.methods.rungs import family_rows
+from curvi.methods.family_rows import family_rows
 from curvi.methods.streamed_newton.climb import climb, few_look, few_of, start
 from curvi.methods.streamed_newton.corrections import correct, fresh_look
 from curvi.methods.streamed_newton.state import StreamedState

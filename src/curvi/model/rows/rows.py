@@ -239,9 +239,8 @@ def _files_of(path: str) -> list[Path]:
             raise ValueError(f"no file matches {path}")
     kinds = sorted({one.suffix for one in found})
     if len(kinds) > 1:
-        raise ValueError(
-            f"{path} has files of several kinds, {', '.join(kinds)}; give a glob of one, such as *{kinds[0]}"
-        )
+        listed = ", ".join(kinds)
+        raise ValueError(f"{path} has files of several kinds, {listed}; give a glob of one, such as *{kinds[0]}")
     if kinds[0] not in _FILES:
         raise ValueError(f"{found[0]}: rows are read from {', '.join(_FILES)} files; got '{kinds[0]}'")
     return found

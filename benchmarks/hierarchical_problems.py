@@ -10,6 +10,7 @@ fills, with any Python that has the packages.
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -97,7 +98,8 @@ def data(name: str) -> dict[str, np.ndarray]:
     path = DATA / f"{name}.npz"
     if not path.exists():
         DATA.mkdir(parents=True, exist_ok=True)
-        np.savez_compressed(path, **{key: np.asarray(column) for key, column in READ[name]().items()})
+        arrays = {key: np.asarray(column) for key, column in READ[name]().items()}
+        np.savez_compressed(path, allow_pickle=False, **arrays)
     return {key: np.asarray(column) for key, column in np.load(path).items()}
 
 
@@ -109,7 +111,8 @@ def _models() -> dict[str, Callable]:
     import numpyro
     import numpyro.distributions as dist
 
-    sample, plate = numpyro.sample, numpyro.plate
+    sample: Any = numpyro.sample
+    plate = numpyro.plate
 
     def insteval(student, lecturer, dept, service, y):
         """Ratings by students of lecturers in departments, crossed, with a department's own effect of service."""

@@ -10,7 +10,7 @@ element the covariance of what it is regressed on, over s_i^2: innovations e_i a
 """
 
 import functools
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -92,11 +92,13 @@ class ChainPath(HostPath):
         border = rows[..., :g].reshape(*lead, -1)
         return np.concatenate([mean, log_scale, top[..., *self._tril], border, rows[..., g:][..., self._inside]], -1)
 
-    def regressions(self, params) -> Regressions:
+    def regressions(self, params: Any) -> Regressions:
         """The regressions of parameters, in numpy or JAX."""
         xp = np if isinstance(params, np.ndarray) else jnp
         order, size = self.order, self.size
-        return Regressions(params[order], xp.exp(params[size : 2 * size][order]), *self.coefficients(params))
+        mean: Any = params[order]
+        scale: Any = xp.exp(params[size : 2 * size])
+        return Regressions(mean, scale[order], *self.coefficients(params))
 
     def moments(self, params: np.ndarray) -> ChainMoments:
         """Those of the last parameters are kept, since every part of an evaluation asks for them."""

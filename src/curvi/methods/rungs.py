@@ -116,7 +116,8 @@ class _LowRank(Rung):
         return why_not_low_rank(q)
 
     def num_params(self, target, q):
-        return q.noise_size * (2 + most_factors(q.noise_size))
+        rank = most_factors(q.noise_size)
+        return q.noise_size * (2 + rank) - rank * (rank - 1) // 2
 
     def num_tied(self, target, q):
         return most_factors(q.noise_size) + 2

@@ -216,7 +216,17 @@ def _models() -> dict[str, Callable]:
 
 _NUM_LEVELS = {"carrier": 16, "origin": 3, "month": 12, "hour": 20, "dest": 105}
 # Of flights a random part of the rows, too.
-NAMES = ("cbpp", "sleepstudy", "grouseticks", "contraception", "flights", "chem97", "insteval", "flights_50000", "returns")
+NAMES = (
+    "cbpp",
+    "sleepstudy",
+    "grouseticks",
+    "contraception",
+    "flights",
+    "chem97",
+    "insteval",
+    "flights_50000",
+    "returns",
+)
 # The scalars that people report: coefficients and scales, whose site has no more elements than this and no plate.
 MOST_ELEMENTS = 6
 

@@ -60,5 +60,5 @@ def _why(problem: Problem, one: Rung, gain: PredictedGain, of_chosen: PredictedG
     if gain.nats <= GAIN:
         return f"{said}, and sds are within {gain.wider:.2f} of linear response"
     if of_chosen.known and gain.nats <= of_chosen.nats + WITHIN:
-        return f"{said}, within {WITHIN} of the family that was chosen"
+        return f"{said}, no more than {WITHIN} above the family that was chosen"
     return said

@@ -23,6 +23,7 @@ import curvi  # noqa: E402
 import hierarchical_problems as problems  # noqa: E402
 import lines  # noqa: E402
 import mixed_references  # noqa: E402
+import posterior_references  # noqa: E402
 from posterior_nuts import Chains, quality  # noqa: E402
 from posterior_problems import Posterior  # noqa: E402
 
@@ -44,7 +45,10 @@ def reference(name: str) -> dict[str, dict[str, float]]:
     for line in lines.read(RESULTS):
         if line["problem"] == name:
             return {scalar: dict(zip(("mean", "sd", "ess"), row)) for scalar, row in line["scalars"].items()}
-    return {}
+    # The same model and rows as there, with its effects written non-centred.
+    known = {line["problem"]: line["scalars"] for line in lines.read(posterior_references.RESULTS)}.get(name, {})
+    scalars = {scalar: row for scalar, row in known.items() if not scalar.startswith("effect_")}
+    return {scalar: {"mean": row[0], "sd": row[1], "ess": row[-1]} for scalar, row in scalars.items()}
 
 
 def integrate(name: str) -> None:

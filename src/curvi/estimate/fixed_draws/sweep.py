@@ -114,7 +114,7 @@ class Sweeps:
     """
 
     def __init__(self, target: AbstractTarget, q: Family, size: int, layout: Layout):
-        self.layout = layout
+        self.placed = layout
         self.structure, self.arrays = self.inputs(target, q)
         self._dtype = np.dtype(q.params.dtype)
         path, hybrid = q.path, not q.reparameterised
@@ -129,7 +129,7 @@ class Sweeps:
     def inputs(self, target: AbstractTarget, q: Family) -> tuple:
         """The structure and the arrays of a target and a q, on the devices of the mesh."""
         structure, arrays = split_structure(target, q)
-        mesh = self.layout.groups.mesh
+        mesh = self.placed.groups.mesh
         return structure, arrays if mesh is None else Placement(mesh).put_all(arrays)
 
     def gradients(self, c: np.ndarray, buffer: Buffer) -> Gradients:
@@ -153,7 +153,7 @@ class Sweeps:
 
     def _run(self, run, buffer: Buffer, *vectors):
         cast = (vector.astype(self._dtype) for vector in vectors)
-        return run(self.structure, self.layout, self.arrays, buffer, *cast)
+        return run(self.structure, self.placed, self.arrays, buffer, *cast)
 
 
 def rows_of(kept) -> np.ndarray:

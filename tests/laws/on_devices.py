@@ -132,7 +132,7 @@ def operations(make_target, **axes):
     found, largest = [], 0
     for run, vectors in ((run_gradients, (c,)), (run_products, (c, c))):
         program = jax.jit(run.__wrapped__, static_argnums=(0, 1))
-        compiled = program.lower(sweeps.structure, sweeps.layout, sweeps.arrays, noise.buffer, *vectors).compile()
+        compiled = program.lower(sweeps.structure, sweeps.plan, sweeps.arrays, noise.buffer, *vectors).compile()
         found.append(compiled.cost_analysis()["flops"])
         for line in compiled.as_text().splitlines():
             moved = re.match(r".*?= (.*?) (all-reduce|all-gather|all-to-all|collective-permute)(-start)?\(", line)

@@ -115,6 +115,7 @@ def read(path, target: AbstractTarget | None = None) -> tuple[dict[str, Any], di
         "suspects": tuple(said["suspects"]),
         "families": tuple(again(row) for row in said.get("families", ())),
         "centering": again(said["centering"]) if "centering" in said else CenteringTable(),
+        "plan": again(said["plan"]) if "plan" in said else None,
         "checkpoint": _read_checkpoint(said["checkpoint"], again, history, counts),
     }
     return fields, {name: again(said[name]) for name in _KNOWN if said.get(name) is not None}
@@ -143,6 +144,7 @@ def _describe(fit: "Fit", arrays: list[np.ndarray]) -> dict:
         "order": fit.target.order,
         "method": _or_none(fit.method, arrays),  # optax optimisers consist of functions, which cannot be saved
         "reason": fit.reason,
+        "plan": keep(fit.plan),
         "dtype": str(fit.q.params.dtype),
         "q": keep(fit.q),
         "checkpoint": None if fit.checkpoint is None else _describe_checkpoint(fit.checkpoint, arrays),

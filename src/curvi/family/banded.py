@@ -95,7 +95,7 @@ class Banded(JointNormal):
         return (found.mean + found.draws(noise[None])[0])[self.normal_path.place]
 
     def normal_log_prob(self, x):
-        return self._regressions().log_prob(x[self.normal_path.order])
+        return self._regressions().log_prob(jnp.asarray(x)[self.normal_path.order])
 
     def normal_entropy(self):
         log_scales = self.params[self.dimension : 2 * self.dimension]

@@ -20,12 +20,15 @@ from curvi.certify.gain import Gain
 from curvi.estimate.sampling import final_draws, log_ratios
 from curvi.family import FAMILIES, Family
 from curvi.family.centering_table import CenteringTable, centering_table
+from curvi.methods.planning import plain_plan
+from curvi.model.memory import default_budget
 from curvi.model.placement import Placement
 from curvi.model.target import AbstractTarget
 from curvi.outcome import Outcome
 from curvi.record.counts import CallCounts
 from curvi.record.history import Row, mean_and_error
 from curvi.record.plain import register
+from curvi.record.plan import Plan
 
 Kept = TypeVar("Kept")
 
@@ -87,13 +90,14 @@ class Problem:
         families: tuple[str, ...] = (),
         learns_centering: bool = False,
         placement: Placement | None = None,
+        memory: int | None = None,
     ):
         self.target, self.q, self.num_starts = target, q, num_starts
         self.placement = placement  # where arrays lie; None on one device
+        self.memory = memory or default_budget()  # bytes that the fit may take
         self.learns_centering = learns_centering  # where q has a centring; a method may leave it as it is
         self.families = families  # names that a method may choose from; empty where q is an instance of the user's
-        # The type of the value depends on the name.
-        self._kept: dict[str, tuple[tuple[object, ...], Any]] = {}
+        self._kept: dict[str, tuple[tuple[object, ...], Any]] = {}  # the type of a value depends on its name
 
     def once(self, name: str, build: Callable[[], Kept], *of: object) -> Kept:
         """The result of `build`, cached while the objects `of` stay the same: identical, or equal tuples of numbers."""
@@ -178,13 +182,17 @@ class Method(eqx.Module, Generic[StateT]):
 
     def certify(self, problem: Problem, state: StateT, key: PRNGKeyArray, tolerance: float) -> Gain:
         """The remaining gain at the q of a state, on fresh draws; the state is unchanged."""
-        return certify(problem.target, state.q, jax.random.fold_in(key, _FOR_CERTIFYING))
+        return certify(problem.target, state.q, jax.random.fold_in(key, _FOR_CERTIFYING), problem.memory)
 
     def elbo(self, problem: Problem, state: StateT, key: PRNGKeyArray) -> tuple[float, float, CallCounts]:
         """The ELBO of a state on fresh draws and all data, its standard error, and the evaluations spent."""
         num_draws = final_draws(state.q)
-        values = log_ratios(problem.target, state.q, jax.random.fold_in(key, _FOR_ELBO), num_draws)
+        values = log_ratios(problem.target, state.q, jax.random.fold_in(key, _FOR_ELBO), num_draws, problem.memory)
         return *mean_and_error(values), CallCounts(log_density=num_draws)
+
+    def plan(self, problem: Problem) -> Plan:
+        """What a fit will take in memory, by shapes and `problem.memory` alone: more than that is refused."""
+        return plain_plan(problem.target, problem.q, problem.memory)
 
     def fixed_draws(self, q: Family) -> int | None:
         """The largest number of draws on which the method seeks a maximum; None where it does not keep them fixed."""

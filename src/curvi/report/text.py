@@ -29,6 +29,7 @@ def verdict(fit: "Fit") -> str:
         "cost": f"{len(fit.history)} steps; {seconds.compile:.2f} s compiling, {seconds.run:.2f} s running",
         "calls": f"{counts.log_density:,} log density, {counts.gradient:,} gradient, {counts.hvp:,} Hessian-vector",
         "devices": _devices(fit),
+        "memory": "" if fit.plan is None else str(fit.plan),
         "method": f"{name}: {fit.reason}" if name and fit.reason != "asked for" else "",
         "next": next_step(fit),
     }

@@ -23,7 +23,7 @@ from curvi.record.counts import CallCounts
 # step must be wide enough to detect kinks.
 _DIFFERENCE = 0.02
 _STEP = 1e-5  # step of one-sided differences, in sds of q
-_LARGEST_HESSIAN = 10_240  # largest dimension: two matrices of 840 MB
+LARGEST_HESSIAN = 10_240  # largest dimension: two matrices of 840 MB
 # The control variate is rejected if it multiplies the variance of the value by more than the first number and the
 # standard error is at least the second, in nats. A useless one, or one hidden by batch noise, is harmless.
 _MISLED, _MISLED_ERROR = 2.0, 1.0
@@ -53,7 +53,7 @@ class Objective:
         before = not q.reparameterised
         self.source = NoiseSource(target, key, capacity, q.pathwise_columns, self.dtype, before, match, groups)
         self.moment_size = self.dimension if host is None else host.moment_size
-        self.expandable = isinstance(self.path, ExpandablePath) and self.dimension <= _LARGEST_HESSIAN
+        self.expandable = isinstance(self.path, ExpandablePath) and self.dimension <= LARGEST_HESSIAN
         self.expansion: Expansion | None = None
         self.corrects = True  # whether the expansion is used as control variate; it is always used as metric
         self._units: FixedNoise | None = None

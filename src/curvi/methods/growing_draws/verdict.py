@@ -50,8 +50,8 @@ def certificate(
 
 
 def _no_unseen_direction(objective: Objective, state: GrowingState, local: FixedDrawsModel) -> bool:
-    """Whether as few draws as bound the ELBO show no flat direction: a symmetry is flat on any draws, and curvature that
-    is negative on few is asked about on all.
+    """Whether as few draws as bound the ELBO show no flat direction: a symmetry is flat on any draws, and curvature
+    that is negative on few is asked about on all.
     """
     fewest = CHUNK * -(-2 * objective.moment_size // CHUNK)
     if objective.num_score_params or 2 * fewest > local.curvature.fixed.num_draws:

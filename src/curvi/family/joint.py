@@ -148,10 +148,7 @@ class Joint(Family[Draw]):
         return self._blocks(bent, lambda rest: rest.hessian(x[1:]))
 
     def entropy_hessian(self) -> BlockDiagonal:
-        own = self.normal_entropy_hessian()
-        if self.skewed:
-            own = jax.hessian(lambda p: self._moved(p)._entropy())(self.joint_params)
-        return self._blocks(own, lambda rest: rest.entropy_hessian())
+        return self._blocks(self.joint_entropy_hessian(), lambda rest: rest.entropy_hessian())
 
     def _moved(self, joint_params):
         """q with other parameters of the joint distribution, or of the first part of it."""

@@ -6,6 +6,7 @@ The correlations are those of the normal u, a Gaussian copula. Mean and sd of ev
 
 from typing import TYPE_CHECKING
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -71,6 +72,7 @@ def _at_nodes(dtype):
     return jnp.asarray(NODES, dtype), jnp.asarray(hermite() * WEIGHTS, dtype)
 
 
+@eqx.filter_jit
 def skewed_fisher(q: "JointNormal") -> Float[Array, "p p"]:
     """The Fisher information of the normal's parameters and those of the shapes, dense.
 
@@ -107,7 +109,7 @@ def skewed_fisher(q: "JointNormal") -> Float[Array, "p p"]:
     own = jnp.einsum("k,aki,bki->abi", weights, bent, bent)
     out = jnp.einsum("pai,abi,qbi->pq", along, own, along)
     powers = jnp.ones_like(correlation)
-    for row in jnp.moveaxis(jnp.einsum("hk,aki->hai", rows, moves), 0, 0):
+    for row in jnp.einsum("hk,aki->hai", rows, moves):
         loaded = jnp.einsum("pai,ai->pi", along, row)
         out = out + loaded @ (precision * powers) @ loaded.T
         powers = powers * correlation

@@ -61,6 +61,10 @@ class LowRankPath(HostPath):
         return hash((LowRankPath, self.pattern))
 
     @property
+    def noise_size(self):
+        return self.size + self.pattern.rank
+
+    @property
     def moment_size(self):
         """Few dimensions are averaged exactly; of many, the factors, with what they have to do with the rest."""
         return (self.size if self.size <= _LARGEST_WHITENED else 2) + self.pattern.rank

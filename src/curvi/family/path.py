@@ -192,6 +192,11 @@ class HostPath(Path):
         return -0.5 * (noise**2 - 1).sum(-1)
 
     @property
+    def noise_size(self) -> int:
+        """The number of columns of the noise."""
+        return self.size
+
+    @property
     def moment_size(self) -> int:
         """The number of mirrored pairs whose matched noise averages exactly every quadratic that q can follow."""
         return self.size

@@ -91,6 +91,15 @@ class HostShape:
         first = self._first[:, None]
         return first * (moves - back), first * (bent - log_scale[:, None] + back * bend)
 
+    def displacements_at(self, u: np.ndarray) -> np.ndarray:
+        """w at draws u (S, n) of these coordinates (2, S, n)."""
+        y, delta, root = (np.arcsinh(u) + self.at.skew) / np.exp(self.at.log_tail), np.exp(self.at.log_tail), np.sqrt(1 + u**2)
+        centre, log_scale = self._moments
+        slope = np.cosh(y) / (delta * root)
+        moves = np.stack([root, -y * delta * root])
+        back = (centre[:, None] + log_scale[:, None] * (np.sinh(y) - self.at.centre)) / slope
+        return self._first[:, None] * (moves - back)
+
     def own_information(self, precision: np.ndarray) -> np.ndarray:
         """The blocks (n, 2, 2) of F of each coordinate, given the diagonal of R^-1."""
         moves, bent = self.displacements

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from curvi.family.path import ExpandablePath, HostPath
+from curvi.family.path import HostPath
 from curvi.family.sinh_arcsinh_host import HostShape
 
 _LARGEST_COUPLED = 200  # coordinates up to which the shapes of different coordinates share a metric
@@ -52,6 +52,7 @@ class SkewedPath(HostPath):
 
     def __init__(self, normal: HostPath, first: int):
         self.normal, self.first, self.size = normal, first, normal.size
+        self._units = np.eye(normal.noise_size) if normal.size <= _LARGEST_COUPLED else np.zeros((0, 0))
         self._last: tuple[np.ndarray | None, np.ndarray, HostShape] | None = None
 
     def __eq__(self, other):
@@ -123,12 +124,12 @@ class SkewedPath(HostPath):
     @property
     def coupled(self) -> bool:
         """Whether the metric of the shapes knows the correlations of all coordinates."""
-        return isinstance(self.normal, ExpandablePath) and self.size <= _LARGEST_COUPLED
+        return self.size <= _LARGEST_COUPLED
 
     def information(self, params: np.ndarray) -> np.ndarray:
         """The Fisher information of the shapes, dense."""
-        assert isinstance(self.normal, ExpandablePath)
-        rows = self.normal.scale_matrix(self._normal(params)) / self.sds(params)[:, None]
+        normal = self._normal(params)
+        rows = self.normal.away(normal, self._units).T / self.sds(params)[:, None]
         return self.shape(params).information(rows @ rows.T)
 
     def own_information(self, params: np.ndarray) -> np.ndarray:

@@ -14,6 +14,7 @@ def kept(name: str, read: Callable[[], dict]) -> dict[str, np.ndarray]:
     if not path.exists():
         columns = read()
         FOLDER.mkdir(parents=True, exist_ok=True)
-        np.savez_compressed(path, **{key: np.asarray(column) for key, column in columns.items()})
+        arrays = {key: np.asarray(column) for key, column in columns.items()}
+        np.savez_compressed(path, allow_pickle=False, **arrays)
     with np.load(path) as found:
         return {key: found[key] for key in found.files}

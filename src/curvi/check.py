@@ -5,68 +5,15 @@ expectation is in the ELBO. Derivatives are compared with central differences wh
 lengths and from rounding, so that a failure means a wrong derivative and not an inaccurate difference.
 """
 
-import dataclasses
-from collections.abc import Iterator
-
 import jax
 import numpy as np
 
-from curvi.diagnostics.probes import Density, Values, curvature_by_latent, evaluate, slopes_by_latent
+from curvi.diagnostics.probes import Density, Values, agrees, curvature_by_latent, evaluate, slopes_by_latent
 from curvi.model import support as supports
 from curvi.model.minibatch import MinibatchTarget, check_scale
 from curvi.model.target import AbstractTarget
 from curvi.record.checkpoint import check_key
-
-
-@dataclasses.dataclass(frozen=True)
-class Check:
-    """One check: `ok` is None where it does not apply, `latents` are those that fail, `remedy` says what to do."""
-
-    name: str
-    ok: bool | None
-    detail: str
-    remedy: str = ""
-    latents: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        head = f"{_MARKS[self.ok]} {self.name}: {self.detail}"
-        return head if self.ok is not False else f"{head}\n    {self.remedy}"
-
-
-_MARKS = {True: "✓", False: "✗", None: "-"}
-_STYLES = {True: "green", False: "red", None: "dim"}
-
-
-@dataclasses.dataclass(frozen=True)
-class CheckReport:
-    """The result of `curvi.check`. `ok` is whether nothing failed; `report["gradient"]` is one check."""
-
-    checks: tuple[Check, ...]
-
-    @property
-    def ok(self) -> bool:
-        return all(check.ok is not False for check in self.checks)
-
-    def __getitem__(self, name: str) -> Check:
-        return {check.name: check for check in self.checks}[name]
-
-    def __iter__(self) -> Iterator[Check]:
-        return iter(self.checks)
-
-    def _verdict(self) -> str:
-        wrong = [check.name for check in self.checks if check.ok is False]
-        return "the target is ready to be fitted" if not wrong else f"not ready: {', '.join(wrong)}"
-
-    def __str__(self) -> str:
-        return "\n".join([*map(str, self.checks), self._verdict()])
-
-    def __rich__(self):
-        from rich.text import Text
-
-        text = Text()
-        for check in self.checks:
-            text.append(f"{check}\n", style=_STYLES[check.ok])
-        return text.append(self._verdict(), style="bold")
+from curvi.report.check_report import Check, CheckReport
 
 
 def check(target: AbstractTarget, *, key) -> CheckReport:
@@ -156,9 +103,7 @@ def _derivatives(density: Density, key) -> list[Check]:
         slopes = jax.device_get(slopes_by_latent(density, key))
     except Exception as error:  # differentiating user code may raise anything
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        remedy = (
-            "pass order=0 to Target, so that only values are used, or give the function a derivative (jax.custom_jvp)"
-        )
+        remedy = "pass order=0 to Target, to use values alone, or give the function a derivative (jax.custom_jvp)"
         return [Check("gradient", False, f"cannot be computed: {reason}", remedy, names)]
     gradient = _gradient_check(slopes)
     if order == 1:
@@ -183,7 +128,7 @@ def _gradient_check(slopes: dict[str, dict]) -> Check:
             "branch not taken: its derivative is computed too",
             infinite,
         )
-    wrong = tuple(name for name, one in slopes.items() if not _agrees(one))
+    wrong = tuple(name for name, one in slopes.items() if not agrees(one))
     shown = "; ".join(
         f"'{name}': {float(slopes[name]['slope']):.6g}, by differences {float(slopes[name]['near']):.6g}"
         for name in wrong
@@ -221,7 +166,7 @@ def _curvature_check(found: dict) -> Check:
         )
     left, right, error = (float(found[name]) for name in ("left", "right", "error"))
     symmetric = abs(left - right) <= 1e-3 * max(abs(left), abs(right)) + error
-    wrong = tuple(name for name, one in found["blocks"].items() if not _agrees(one))
+    wrong = tuple(name for name, one in found["blocks"].items() if not agrees(one))
     if symmetric and not wrong:
         return Check("curvature", True, "symmetric, and equal to differences of the gradient")
     detail = f"not symmetric: v'Hw = {left:.6g}, w'Hv = {right:.6g}" if not symmetric else ""
@@ -249,11 +194,3 @@ def _scale_check(target: AbstractTarget, key) -> Check:
 
 def _quoted(names) -> str:
     return ", ".join(f"'{name}'" for name in names)
-
-
-def _agrees(one: dict) -> bool:
-    """Whether a slope agrees with central differences within their error: truncation, estimated from two steps, and
-    rounding.
-    """
-    error = 3 * abs(one["near"] - one["far"]) + one["rounding"]
-    return bool(abs(one["slope"] - one["near"]) <= 1e-3 * abs(one["slope"]) + error)

@@ -155,3 +155,11 @@ def curvature_by_latent(density, key):
 
 def _by_latent(density, columns: dict) -> dict[str, dict]:
     return {name: {key: column[at] for key, column in columns.items()} for at, name in enumerate(density.names)}
+
+
+def agrees(one: dict) -> bool:
+    """Whether a slope agrees with central differences within their error: truncation, estimated from two steps, and
+    rounding.
+    """
+    error = 3 * abs(one["near"] - one["far"]) + one["rounding"]
+    return bool(abs(one["slope"] - one["near"]) <= 1e-3 * abs(one["slope"]) + error)

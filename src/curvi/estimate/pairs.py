@@ -25,6 +25,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from curvi.estimate.main_effects import MainEffects, main_effects
+
 # Ridges in units of the number of draws, from no penalty to almost no products.
 _RIDGES = np.concatenate([[1e-12, 1e-9, 1e-6, 1e-4], np.geomspace(1e-3, 1e3, 19)])
 _NO_INFORMATION = 1e-3  # draws with a leverage above one minus this have no informative residual
@@ -129,45 +131,6 @@ def fit_pairs(scores, response, weights, layout: PairLayout, xp=np, *, products:
     return _finish(xp, main, influence, residual, leverage, pairs, ridge, xp.mean(main.root * (raw @ coefficients)))
 
 
-class MainEffects(NamedTuple):
-    """The regression on the intercept and the scores alone, on rows multiplied by the roots of their weights."""
-
-    scores: Any
-    response: Any
-    weights: Any
-    root: Any
-    mean_score: Any
-    basis: Any  # orthonormal columns that span intercept and scores
-    to_linear: Any  # (P, S): coefficients from responses
-    y: Any
-    residual: Any
-    leverage: Any
-    full_rank: Any
-
-    def project(self, z):
-        """`z` without its part along intercept and scores."""
-        return z - self.basis @ (self.basis.T @ z)
-
-
-def main_effects(xp, scores, response, weights) -> MainEffects:
-    weights = weights / xp.mean(weights)
-    root = xp.sqrt(weights)
-    mean_score = xp.mean(weights[:, None] * scores, 0)
-    y = root * (response - xp.mean(weights * response))
-    # Columns are centred, so that a score that does not vary over the draws (a nearly certain bit) drops out instead of
-    # being confounded with the intercept.
-    left, spread, right = xp.linalg.svd(root[:, None] * (scores - mean_score), full_matrices=False)
-    kept = spread > 1e-6 * xp.maximum(xp.max(spread), 1e-3 * scores.shape[0] ** 0.5)
-    left = xp.where(kept, left, 0.0)
-    to_linear = (right.T * xp.where(kept, 1 / xp.where(kept, spread, 1.0), 0.0)) @ left.T
-    basis = xp.concatenate([(root / xp.sqrt(xp.sum(weights)))[:, None], left], 1)
-    residual = y - basis @ (basis.T @ y)
-    leverage = xp.sum(basis**2, 1)
-    return MainEffects(
-        scores, response, weights, root, mean_score, basis, to_linear, y, residual, leverage, xp.all(kept)
-    )
-
-
 def _kernel_basis(xp, main: MainEffects, layout: PairLayout):
     """Eigenvalues and eigenvectors of the projected kernel, its root, and the maps from and to draw coefficients."""
     whole = main.root[:, None] * pair_kernel(main.scores, layout, xp) * main.root[None, :]
@@ -213,12 +176,6 @@ def _finish(xp, main: MainEffects, influence, residual, leverage, pairs, ridge, 
         residual_variance=xp.mean(left_out**2),
         complete=xp.all(leverage < 1 - _NO_INFORMATION) & main.full_rank,
     )
-
-
-def slope_map(scores):
-    """(P, S): the least-squares slopes of a response on the scores, as a linear map; on the host."""
-    ones = np.ones(len(scores))
-    return main_effects(np, scores, ones, ones).to_linear
 
 
 def pair_kernel(scores, layout: PairLayout, xp=np):

@@ -4,7 +4,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from curvi.estimate.pairs import MainEffects, PairFit, PairLayout, fit_pairs, main_effects, pair_part
+from curvi.estimate.main_effects import MainEffects, main_effects
+from curvi.estimate.pairs import PairFit, PairLayout, fit_pairs, pair_part
 
 _LARGEST_UNCONFIRMED = 0.9
 

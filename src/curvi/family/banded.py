@@ -101,7 +101,7 @@ class Banded(JointNormal):
         return jnp.sqrt(jnp.sum(self.factor() ** 2, 1))
 
     def normal_log_prob(self, x):
-        return self._regressions().log_prob(x[self.normal_path.order])
+        return self._regressions().log_prob(jnp.asarray(x)[self.normal_path.order])
 
     def normal_entropy(self):
         log_scales = self.params[self.dimension : 2 * self.dimension]

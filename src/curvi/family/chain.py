@@ -129,6 +129,9 @@ class ChainMatrix(NamedTuple):
                 band[: n - k, j] += self.band[rows, k] * other.band[rows, k + j]
         return ChainMatrix(self.top.T @ other.top + self.border.T @ other.border, border, band)
 
+    def log_det(self) -> float:
+        return float(np.log(np.diag(self.top)).sum() + np.log(self.band[:, 0]).sum())
+
     def plus(self, other: "ChainMatrix", share: float = 1.0) -> "ChainMatrix":
         return ChainMatrix(*(a + share * b for a, b in zip(self, other)))
 

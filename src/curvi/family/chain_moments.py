@@ -50,7 +50,7 @@ class ChainMoments:
         g = self.num_global
         top = (np.eye(g) - found.top) / self.scale[:g, None]
         band = np.concatenate([np.ones((len(found.band), 1)), -found.band], 1) / self.scale[g:, None]
-        self.root = ChainMatrix(top, -found.border / self.scale[g:, None], band)
+        self.root = ChainMatrix(top, -np.asarray(found.border) / self.scale[g:, None], band)
         self.found, self.path = found, path
 
     @functools.cached_property
@@ -67,7 +67,7 @@ class ChainMoments:
     @functools.cached_property
     def given_globals(self) -> np.ndarray:
         """Covariances (n, w, w) of the elements before each one, given the globals."""
-        return window_covariances(self.found.band, self.scale[self.num_global :])
+        return window_covariances(np.asarray(self.found.band), self.scale[self.num_global :])
 
     @functools.cached_property
     def windows(self) -> np.ndarray:

@@ -10,7 +10,7 @@ element the covariance of what it is regressed on, over s_i^2: innovations e_i a
 """
 
 import functools
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -92,11 +92,13 @@ class ChainPath(HostPath):
         border = rows[..., :g].reshape(*lead, -1)
         return np.concatenate([mean, log_scale, top[..., *self._tril], border, rows[..., g:][..., self._inside]], -1)
 
-    def regressions(self, params) -> Regressions:
+    def regressions(self, params: Any) -> Regressions:
         """The regressions of parameters, in numpy or JAX."""
         xp = np if isinstance(params, np.ndarray) else jnp
         order, size = self.order, self.size
-        return Regressions(params[order], xp.exp(params[size : 2 * size][order]), *self.coefficients(params))
+        mean: Any = params[order]
+        scale: Any = xp.exp(params[size : 2 * size])
+        return Regressions(mean, scale[order], *self.coefficients(params))
 
     def moments(self, params: np.ndarray) -> ChainMoments:
         """Those of the last parameters are kept, since every part of an evaluation asks for them."""
@@ -237,7 +239,7 @@ class ChainPath(HostPath):
             return None
         white = ended.solve_transposed(by_mean)
         # tr(step of the precision, covariance) = 2 sum dU_ii / U_ii
-        log_det = 2 * (_log_det(ended) - _log_det(at.root))
+        log_det = 2 * (ended.log_det() - at.root.log_det())
         predicted = float(white @ white - 2 * changed.sum() - log_det) / 2
 
         def at_share(share: float) -> np.ndarray:
@@ -248,10 +250,6 @@ class ChainPath(HostPath):
             return self.join(mean[self.place], -np.log(own)[self.place], -moved.top / own[:g, None], coefficients)
 
         return FixedPoint(predicted, True, at_share)
-
-
-def _log_det(matrix: ChainMatrix) -> float:
-    return float(np.log(np.diag(matrix.top)).sum() + np.log(matrix.band[:, 0]).sum())
 
 
 chain_path = functools.lru_cache(maxsize=32)(ChainPath)  # large index arrays, made once per pattern

@@ -137,6 +137,11 @@ def _excess_matrix(hessian: np.ndarray, noise: np.ndarray) -> Callable[[np.ndarr
     return lambda v: np.mean(half * ((half * v) @ hessian), 0) - np.diag(hessian) * v
 
 
+def independent_params(means: np.ndarray, sds: np.ndarray) -> np.ndarray:
+    """The parameters of independent normal factors."""
+    return _interleave(means, np.log(sds))
+
+
 def _interleave(means: np.ndarray, scales: np.ndarray) -> np.ndarray:
     out = np.empty((*means.shape[:-1], 2 * means.shape[-1]))
     out[..., 0::2], out[..., 1::2] = means, scales

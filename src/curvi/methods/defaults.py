@@ -8,11 +8,12 @@ import jax
 from curvi.family import Family
 from curvi.family.on_device import normal_on_device
 from curvi.methods.base import Method, Problem
+from curvi.methods.choice import asked_for, open_rungs
 from curvi.methods.growing_draws import GrowingDraws
 from curvi.methods.growing_rows import GrowingRows
 from curvi.methods.plate_regression import PlateRegression
 from curvi.methods.pooled_regression import PooledRegression
-from curvi.methods.rungs import MEAN_FIELD, asked_for, open_rungs
+from curvi.methods.rungs import MEAN_FIELD
 from curvi.methods.scheme_i import SchemeI
 from curvi.methods.streamed_newton import StreamedNewton
 from curvi.model.factored import FactoredTarget
@@ -113,5 +114,8 @@ DEFAULTS: tuple[Default, ...] = (
 
 def default_method(problem: Problem) -> tuple[Method, str]:
     """The default method for a problem, and why."""
-    row = next(row for row in DEFAULTS if row.holds(problem))
-    return row.method(), row.reason
+    rows = [(row.method(), row.reason) for row in DEFAULTS if row.holds(problem)]
+    if problem.placement is None:
+        return rows[0]
+    # On a mesh the first that can use it; where none can, the first says why not.
+    return next((row for row in rows if row[0].why_not(problem) is None), rows[0])

@@ -1,13 +1,13 @@
 """Log densities that are a prior plus a sum over rows of data, on random batches of rows."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int
+from jaxtyping import Array, ArrayLike, Int
 
 from curvi.model.latents import Latent, check_order, read_latents
 from curvi.model.location_scale import LocationScale, read_location_scale
@@ -97,7 +97,7 @@ class MinibatchTarget(AbstractTarget):
             return self.data
         return Rows({str(at): leaf for at, leaf in enumerate(jax.tree.leaves(self.data))})
 
-    def as_rows(self, columns: dict[str, Array]):
+    def as_rows(self, columns: Mapping[str, ArrayLike]):
         """Columns of `rows()` in the structure of the data."""
         if isinstance(self.data, Rows):
             return columns

@@ -1,12 +1,12 @@
 """The log density estimated on a fixed random sample of the rows: an ordinary target in memory."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, ArrayLike, Float
 
 from curvi.model.latents import Latent
 from curvi.model.location_scale import LocationScale
@@ -67,7 +67,7 @@ class RowSample(AbstractTarget):
         """Rows for which the model is computed at a time: what memory per draw grows with."""
         return min(self.block, len(self.at_reference))
 
-    def about(self, theta: dict[str, Array]) -> tuple["RowSample", float]:
+    def about(self, theta: Mapping[str, ArrayLike]) -> tuple["RowSample", float]:
         """The same with this point as reference, and the constant by which that lowers ln p."""
         at = _at_reference(self, theta)
         total = float(self.scale) * float(np.asarray(at, np.float64).sum())

@@ -11,10 +11,11 @@ import numpy as np
 
 from curvi.diagnostics.posterior_check import RIGHT
 from curvi.estimate.psis import khat_meaning
-from curvi.record.history import History
 from curvi.record.version import VERSION
 from curvi.report import svg
 from curvi.report.answers import all_is_well, certified, family_line, headline, khat_words, next_step
+from curvi.report.html_parts import figure, section, sentence
+from curvi.report.html_progress import progress_section
 from curvi.report.style import STYLE
 from curvi.report.table import ERROR, MEAN, RESPONSE_SD, SD, SD_ERROR, Summary, number
 
@@ -35,7 +36,7 @@ def page(fit: "Fit", title: str | None = None) -> str:
     """The whole page."""
     heading = title or "curvi fit"
     table = fit.summary()
-    sections = [_verdict(fit, heading), _progress(fit), _posterior(fit, table), _khat(fit), _curvature(fit)]
+    sections = [_verdict(fit, heading), progress_section(fit), _posterior(fit, table), _khat(fit), _curvature(fit)]
     body = "\n".join([*sections, _table(table), _cost(fit)])
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -80,52 +81,8 @@ def _answer(question: str, good: bool, word: str, reason: str) -> str:
     kind = "good" if good else "poor"
     return (
         f'<div class="answer"><p class="badge {kind}">{question}: {escape(word)}</p>\n'
-        f"<p>{escape(_sentence(reason))}</p></div>\n"
+        f"<p>{escape(sentence(reason))}</p></div>\n"
     )
-
-
-def _progress(fit: "Fit") -> str:
-    history = fit.history
-    if not len(history):
-        return _section("Progress", "<p>No step was taken.</p>")
-    elbo = np.asarray(history.elbo, float)
-    finite = elbo[np.isfinite(elbo)]
-    # The first steps may lie thousands of nats below, which would flatten the rest of the curve.
-    floor = None
-    if len(finite):
-        late = finite[len(finite) // 2 :]
-        floor = finite.max() - max(10.0, 3 * (finite.max() - late.min()))
-    cut = " Earlier values lie below the edge." if floor is not None and finite.min() < floor else ""
-    tolerance = None if fit.checkpoint is None else fit.checkpoint.tolerance
-    gains, gain_name, gain_words = _gains(history)
-    above = [
-        svg.line_chart(
-            history.seconds, elbo, label="ELBO over time", x_name="seconds of running", floor=floor,
-            level=fit.elbo if np.isfinite(fit.elbo) else None, level_name="final, fresh draws",
-        ),
-        svg.line_chart(
-            history.seconds, gains, label=f"{gain_name} over time", x_name="seconds of running",
-            log=True, level=tolerance, level_name="tolerance",
-        ),
-    ]  # fmt: skip
-    draws = np.asarray(history.num_draws)
-    words = f"{draws[0]:,.0f}" if draws[0] == draws[-1] else f"{draws[0]:,.0f} to {draws[-1]:,.0f}"
-    figures = [
-        _figure(above[0], f"ELBO in nats, as each step estimated it on its own {words} draws.{cut}"),
-        _figure(above[1], f"{gain_words} Steps where that is unknown are left out."),
-    ]
-    return _section("Progress", f'<div class="grid">{"".join(figures)}</div>')
-
-
-def _gains(history: History) -> tuple[np.ndarray, str, str]:
-    """The best available column of the history for the remaining gain, its name, and its description."""
-    if np.any(np.isfinite(history.remaining_gain)):
-        return history.remaining_gain, "Remaining gain", "Nats left to gain at the q of each step, freed of noise."
-    if np.any(np.isfinite(history.predicted_gain)):
-        words = "Nats that the quadratic model promised of each step, on its own draws."
-        return history.predicted_gain, "Promised gain", words
-    words = "The size of the gradient in nats at each step, which knows nothing of flat directions."
-    return history.gradient_gain, "Size of the gradient", words
 
 
 def _posterior(fit: "Fit", table: Summary) -> str:
@@ -145,7 +102,7 @@ def _posterior(fit: "Fit", table: Summary) -> str:
                 rows.append((label, mean[i], (low[i], high[i]), wide))
         more = f"{name}: the first {_MOST_ROWS} of {math.prod(shape)}" if math.prod(shape) > _MOST_ROWS else ""
         if rows:
-            figures.append(_figure(svg.intervals(rows, f"Posterior intervals of {name}"), more))
+            figures.append(figure(svg.intervals(rows, f"Posterior intervals of {name}"), more))
         start += count
     legend = '<p class="legend"><span><i class="key meanfield"></i>5 % to 95 % of q</span> '
     if response is not None:
@@ -153,7 +110,7 @@ def _posterior(fit: "Fit", table: Summary) -> str:
     note = f"<p>{escape(table.notes[0])}</p>" if response is None else _widening(table)
     rest = len(shapes) - _MOST_CHARTS
     hidden = f"<p>{rest} more in the table below.</p>" if rest > 0 else ""
-    return _section("Posterior", f'{legend}</p>{note}<div class="columns">{"".join(figures)}</div>{hidden}')
+    return section("Posterior", f'{legend}</p>{note}<div class="columns">{"".join(figures)}</div>{hidden}')
 
 
 def _widening(table: Summary) -> str:
@@ -182,17 +139,17 @@ def _widening(table: Summary) -> str:
 def _khat(fit: "Fit") -> str:
     khat, why = _try(lambda: fit.khat)
     if khat is None:
-        return _section("k-hat", f"<p>{escape(_sentence(why))}</p>")
-    words = f"<p>{escape(_sentence(khat_words(fit) or khat_meaning(khat)))}</p>"
+        return section("k-hat", f"<p>{escape(sentence(why))}</p>")
+    words = f"<p>{escape(sentence(khat_words(fit) or khat_meaning(khat)))}</p>"
     picture = svg.gauge(khat, _ZONES, f"k-hat {khat:.2f}") if np.isfinite(khat) else ""
     caption = "Shape of the tail of the importance ratios p / q. Up to 0.7 fit.resample corrects the draws of q."
-    return _section("k-hat", words + (_figure(picture, caption) if picture else ""))
+    return section("k-hat", words + (figure(picture, caption) if picture else ""))
 
 
 def _curvature(fit: "Fit") -> str:
     found, why = _try(fit.curvature_report)
     if found is None:
-        return _section("Curvature", f"<p>{escape(_sentence(why))}</p>")
+        return section("Curvature", f"<p>{escape(sentence(why))}</p>")
     head = "No direction is flat or leads upwards."
     if found.of_kind("negative"):
         head = "Some directions lead upwards: this is no maximum."
@@ -203,7 +160,7 @@ def _curvature(fit: "Fit") -> str:
         f'<td class="n">{f"{d.width:.3g}" if np.isfinite(d.width) else ""}</td><td>{escape(d.combination())}</td></tr>'
         for d in found.directions
     )
-    return _section(
+    return section(
         "Curvature",
         f"<p>{head} Combinations of latents in units of q's own sds; curvature and width 1 mean as wide as q.</p>"
         '<div class="scroll"><table class="directions"><thead><tr><th>direction</th><th class="n">curvature</th>'
@@ -226,7 +183,7 @@ def _table(table: Summary) -> str:
         if ERROR in columns
         else ""
     )
-    return _section(
+    return section(
         "Numbers",
         f'<div class="scroll tall"><table><thead><tr><th></th>{head}</tr></thead>'
         f"<tbody>\n{rows}\n</tbody></table></div>{more}{error}",
@@ -248,29 +205,14 @@ def _cost(fit: "Fit") -> str:
     }
     body = "\n".join(f"<tr><th>{name}</th><td>{escape(value)}</td></tr>" for name, value in rows.items())
     note = "<p>Calls are counted per draw, checks and the final evaluation included.</p>"
-    return _section("Cost", f'<table class="plain"><tbody>\n{body}\n</tbody></table>{note}')
+    return section("Cost", f'<table class="plain"><tbody>\n{body}\n</tbody></table>{note}')
 
 
 # -- small pieces -----------------------------------------------------------------------------------------------------
 
 
-def _section(title: str, body: str) -> str:
-    return f"<section><h2>{title}</h2>\n{body}\n</section>"
-
-
-def _figure(picture: str, caption: str) -> str:
-    words = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
-    return f"<figure>{picture}{words}</figure>"
-
-
 def _word(fit: "Fit") -> str:
     return "converged" if fit.converged else f"not converged: {fit.outcome.name.lower().replace('_', ' ')}"
-
-
-def _sentence(words: str) -> str:
-    # q stays in lower case.
-    first = words[:1] if words.startswith("q ") else words[:1].upper()
-    return first + words[1:] + ("" if words.endswith(".") else ".")
 
 
 def _with_error(value: float, error: float) -> str:

@@ -32,7 +32,7 @@ class Stream:
 
 
 class StreamedColumn:
-    """A column as the model sees it: `x[index]` inside of the plate, `numpyro.subsample(x, event_dim)`, and its shape."""
+    """A column as the model sees it: `x[index]` inside of the plate, `numpyro.subsample(x, event_dim)`, its shape."""
 
     def __init__(self, stream: Stream, column: Column):
         self._stream, self._name = stream, column.name

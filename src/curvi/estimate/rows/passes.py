@@ -16,8 +16,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from curvi.estimate.fixed_draws.sweep import MOST_PARTS, combine
+from curvi.estimate.fixed_draws.structure import combine
+from curvi.estimate.fixed_draws.sweep import MOST_PARTS
 from curvi.model.over_draws import over_draws
+from curvi.model.row_sample import RowSample
 from curvi.model.rows.reading import Chunk
 from curvi.record.plain import register
 from curvi.record.pytree import pytree
@@ -121,6 +123,7 @@ class ChunkProgram:
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _run_chunk(structure, block: int, arrays, c, noise, reference, rows, num_rows):
     sample, q = combine(structure, arrays)
+    assert isinstance(sample, RowSample)
     path, each = q.path, over_draws(sample, noise.shape[1])
     size = jax.tree.leaves(rows)[0].shape[0]
 

@@ -26,7 +26,7 @@ from curvi.estimate.start import find_start
 from curvi.family import Family
 from curvi.family.centering import Centering, centered_columns, centering_of, locations, slope_terms, with_amounts
 from curvi.family.normal_path import NormalPath
-from curvi.family.path import HostPath
+from curvi.family.path import HostPath, Path
 from curvi.methods.base import News, Problem
 from curvi.methods.centering import MIDDLE
 from curvi.methods.growing_draws.state import CenteringSearch, GrowingState
@@ -108,8 +108,9 @@ def _information(q) -> np.ndarray:
     return np.clip(np.nan_to_num(ratio, nan=_LEAST_INFORMATION), _LEAST_INFORMATION, 1 / _LEAST_INFORMATION)
 
 
-def conditional_sds(path: HostPath, params: np.ndarray) -> np.ndarray:
+def conditional_sds(path: Path, params: np.ndarray) -> np.ndarray:
     """The sd under q of each latent given all others."""
+    assert isinstance(path, HostPath)
     return path.sds(params) if isinstance(path, NormalPath) else path.spreads(params)[: path.size]
 
 

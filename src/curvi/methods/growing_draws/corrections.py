@@ -6,59 +6,30 @@ moved it. The number of draws grows as far as their noise hides what is left to 
 """
 
 import dataclasses
-import math
 
 import numpy as np
 
 from curvi.certify.fixed_draws import Weighed, remaining_gain, weigh
-from curvi.certify.gain import LARGEST_STEP, LARGEST_STEP_ERROR, NUM_ERRORS, Gain
+from curvi.certify.gain import Gain
 from curvi.estimate.fixed_draws.local import FixedDrawsModel
 from curvi.estimate.fixed_draws.noise import correction_draws
 from curvi.estimate.fixed_draws.objective import Objective
-from curvi.estimate.fixed_draws.sweep import CHUNK, LEAST_PARTS, MOST_PARTS
 from curvi.methods.base import News, Problem
+from curvi.methods.growing_draws.enough_draws import FEW, has_lost, is_noise, is_vague, still_moves, wanted_draws
+from curvi.methods.growing_draws.fresh import fresh_model
 from curvi.methods.growing_draws.ladder import looked_up, tried
 from curvi.methods.growing_draws.state import GrowingState
-from curvi.methods.growing_draws.streams import FOR_CORRECTING, FOR_KICKS
+from curvi.methods.growing_draws.streams import FOR_KICKS
 from curvi.methods.growing_draws.verdict import certificate, outcome_of_last_round
 from curvi.outcome import Outcome
 
-_BIAS_SHARE = 0.4  # of the tolerance: what the noise of the last correction may leave
-_SIGNAL_SHARE = 0.3  # of the predicted gain: far from the optimum, noise need not be smaller
-_SDS_ERROR = 0.8 * LARGEST_STEP_ERROR
 _SHARES = (1.0, 0.5, 0.25, 0.125)  # of a step, tried until its gain on few draws is as predicted
 _VALID = 0.5  # relative error of that prediction
 _SLOW = 0.25  # a correction that leaves more of the predicted gain wants a better Hessian
 _BETTER = 4  # factor for its draws
 _MOST_CORRECTIONS = 60
-_LOSS = 0.1  # nats
-_FEW = 256  # draws that are cheap whatever the dimension
 _TOO_FLAT, _LEAST_SHRINKAGE = 1.3, 0.5  # ratio of measured to promised curvature from which the latter is believed less
 _NEAR = 4  # tolerances: predicted gains from which it pays to measure the noise precisely
-_FINE = 0.05  # sds: a step certainly longer is taken where draws are few, though the tolerance does not ask for it
-_SHRINKING = 0.8  # of the last predicted gain: what is left after a correction that was worth its cost
-_VAGUE = 1e-3  # of the tolerance: noise of fewer parts than `LEAST_PARTS` must be smaller, or is not known well enough
-
-
-def fresh_model(problem: Problem, objective: Objective, state: GrowingState, few: FixedDrawsModel) -> FixedDrawsModel:
-    """The local model on the fresh draws of the next correction, with the curvature of the few.
-
-    Draws of latents without reparameterisation keep their values, so that their curvature is that of the same draws.
-    """
-
-    def make() -> FixedDrawsModel:
-        # Parts with as many pairs as dimensions have far less noise, where there can be enough of them.
-        least = max(CHUNK, objective.source.epoch)
-        matched = max(least, 2 * objective.moment_size)
-        least = matched if state.num_fresh >= LEAST_PARTS * matched or objective.expansion is None else least
-        num_parts = next((parts for parts in (MOST_PARTS, LEAST_PARTS) if state.num_fresh >= parts * least), 2)
-        stream = (FOR_CORRECTING, state.index)
-        fixed = objective.noise(state.params, stream, state.num_fresh, num_parts)
-        return objective(state.params, fixed)
-
-    fresh = problem.once("fresh", make, state.params, (state.num_fresh, state.index))
-    fresh = fresh if objective.difference is None else fresh.plus(objective.difference)
-    return fresh if objective.num_score_params else fresh.symmetrised().bent(few)
 
 
 def correct(problem: Problem, objective: Objective, state: GrowingState, few: FixedDrawsModel, tolerance: float):
@@ -72,7 +43,7 @@ def correct(problem: Problem, objective: Objective, state: GrowingState, few: Fi
     if not local.finite():
         return _more_draws(objective, state, local, Gain(np.inf, np.inf), tolerance, problem)
     value = np.array([local.value, np.std(local.part_means(local.fixed.num_parts)) / local.fixed.num_parts**0.5])
-    if _has_lost(state, value):
+    if has_lost(state, value):
         return _climb_again(objective, state.but(index=state.index + 1)), News()
     state, wider = looked_up(problem, objective, state, local)
     if wider is not None:
@@ -88,7 +59,7 @@ def correct(problem: Problem, objective: Objective, state: GrowingState, few: Fi
     if not found.step.definite:
         return _more_draws(objective, state, local, found.gain, tolerance, problem)
     gain = found.gain
-    if gain.within(tolerance) and not (_is_vague(found, tolerance) or _still_moves(state, found)):
+    if gain.within(tolerance) and not (is_vague(found, tolerance) or still_moves(state, found)):
         if (wider := tried(problem, objective, state)) is not None:
             return wider, News()
         gain = certificate(problem, objective, state, local, gain)
@@ -96,8 +67,8 @@ def correct(problem: Problem, objective: Objective, state: GrowingState, few: Fi
             return state.kicked_off(local.spreads, objective.source.generator(FOR_KICKS)), News()
         if gain.within(tolerance) or gain.doubt is not None:
             return state, News(gain=_with_error(gain, state), outcome=gain.doubt)
-    num_fresh = _wanted_draws(objective, state, found, tolerance)
-    if _is_noise(found) and not found.step.at_edge:
+    num_fresh = wanted_draws(objective, state, found, tolerance)
+    if is_noise(found) and not found.step.at_edge:
         if num_fresh <= state.num_fresh or state.index >= _MOST_CORRECTIONS:
             return _end(problem, objective, state, local, gain, tolerance)
         return state.but(num_fresh=num_fresh, index=state.index + 1), News(gain=_reported(gain, tolerance))
@@ -173,47 +144,6 @@ def _step(problem, objective: Objective, state: GrowingState, few, found: Weighe
     return state, News([row], gain=_reported(found.gain, tolerance))
 
 
-def _has_lost(state: GrowingState, value: np.ndarray) -> bool:
-    """Whether the last correction lowered the ELBO, beyond what its noise explains."""
-    if not state.last_value.size:
-        return False
-    before, after = state.last_value, value
-    return bool(after[0] < before[0] - _LOSS - 4 * np.hypot(before[1], after[1]))
-
-
-def _wanted_draws(objective: Objective, state: GrowingState, found: Weighed, tolerance: float) -> int:
-    """The number of draws of the next correction: its noise may leave a share of the tolerance, or of what is left."""
-    predicted = float(found.step.predicted)
-    allowed = max(_BIAS_SHARE * tolerance, _SIGNAL_SHARE * (predicted - found.bias))
-    factor = found.bias / allowed
-    if _is_vague(found, tolerance):
-        factor = max(factor, 2 * _FEW / state.num_fresh)
-    if found.gain.known:
-        factor = max(factor, (found.gain.sds_noise / _SDS_ERROR) ** 2, found.gain.error / (0.4 * tolerance))
-    if not factor > 1:
-        return state.num_fresh
-    more = 2 ** min(math.ceil(math.log2(min(factor, 1e6))), 3)
-    return int(min(state.num_fresh * more, objective.capacity))
-
-
-def _is_noise(found: Weighed) -> bool:
-    """Whether a step would follow the noise of the gradient more than the gradient."""
-    gain = found.gain
-    far = gain.known and gain.sds > LARGEST_STEP + NUM_ERRORS * gain.sds_error  # one latent, for certain
-    return float(found.step.predicted) < 2 * found.bias and not far
-
-
-def _is_vague(found: Weighed, tolerance: float) -> bool:
-    """Whether the noise is known from too few independent parts."""
-    return found.local.fixed.num_parts < LEAST_PARTS and found.bias > _VAGUE * tolerance
-
-
-def _still_moves(state: GrowingState, found: Weighed) -> bool:
-    """Whether a correction on few draws, hence a cheap one, certainly moves a latent, and corrections get shorter."""
-    sure = found.gain.sds - NUM_ERRORS * found.gain.sds_error > _FINE and not _is_noise(found)
-    return sure and state.num_fresh <= 2 * _FEW and found.step.predicted < _SHRINKING * state.promised
-
-
 def _reported(gain: Gain, tolerance: float) -> Gain | None:
     """The gain as news of a fit that goes on."""
     return gain if gain.known and not gain.within(tolerance) else None
@@ -245,7 +175,7 @@ def _climb_again(objective: Objective, state: GrowingState) -> GrowingState:
 
 def _most_for_curvature(objective: Objective) -> int:
     """The number of draws up to which a better Hessian is worth its cost."""
-    return max(_FEW, correction_draws(objective.moment_size))
+    return max(FEW, correction_draws(objective.moment_size))
 
 
 def _better_curvature(objective: Objective, state: GrowingState, most: int) -> GrowingState:

@@ -2,33 +2,22 @@
 
 import math
 
-import jax
 import numpy as np
 
 from curvi.certify.predicted import UNKNOWN_GAIN, PredictedGain, expected_hessian, precision_of
-from curvi.control.climb import ON_FIXED_DRAWS
 from curvi.estimate.fixed_draws.expansion import Expansion
 from curvi.estimate.fixed_draws.local import FixedDrawsModel
 from curvi.estimate.fixed_draws.objective import Objective
-from curvi.estimate.fixed_draws.sweep import CHUNK
 from curvi.family import FAMILIES, Family
-from curvi.family.centering import centering_of, with_centering
 from curvi.family.path import HostPath
 from curvi.methods.base import FamilyRow, Problem
+from curvi.methods.choice import Candidate, asked_for, choose, open_rungs
+from curvi.methods.family_rows import family_rows
 from curvi.methods.growing_draws.centering import conditional_sds
 from curvi.methods.growing_draws.state import GrowingState
+from curvi.methods.growing_draws.widened import widened
 from curvi.methods.rung import FEW_PRODUCTS, MOST_PRODUCTS, Rung
-from curvi.methods.rungs import (
-    MEAN_FIELD,
-    RUNGS,
-    Candidate,
-    asked_for,
-    choose,
-    family_rows,
-    name_of,
-    open_rungs,
-    rung,
-)
+from curvi.methods.rungs import MEAN_FIELD, RUNGS, name_of, rung
 
 LARGEST_DENSE = 500  # latents up to which the whole expected precision is estimated
 LARGEST_UNKNOWN = 64  # latents up to which full rank is tried where its gain cannot be predicted
@@ -197,55 +186,6 @@ def _to_be_tried(problem: Problem, state: GrowingState) -> Rung | None:
     if state.family.noise_size <= LARGEST_UNKNOWN:
         return found[-1] if found else None
     return next((one for one in found if one.name == _TIED), None)
-
-
-def widened(
-    problem: Problem,
-    objective: Objective,
-    state: GrowingState,
-    to: Rung,
-    hessian: np.ndarray | None,
-    local: FixedDrawsModel | None = None,
-) -> GrowingState:
-    """The state of a climb with another family, from the same q, or from the independent latents next to it; `hessian`
-    is the expected one where it is known, else `local` has products with it.
-    """
-    product = None if local is None else lambda v: objective.expected_hessian_times(local, v)
-    sds = conditional_sds(objective.path, state.params)
-    q = to.of_curved(problem.target, _independent(problem, objective, state), hessian, product, sds)
-    # As many pairs as tied latents: on fewer, a climb of so many parameters follows the draws, control variate or not.
-    num_draws = min(max(state.num_draws, CHUNK * math.ceil(q.min_draws / CHUNK)), objective.capacity)
-    none = np.zeros(0)
-    return state.but(
-        family=q,
-        params=np.asarray(q.params, np.float64),
-        hessian=state.hessian if hessian is None else hessian,
-        sigma=state.sigma if hessian is None else np.diag(-hessian) ** -0.5,
-        num_draws=num_draws,
-        corrects=True,
-        radius=ON_FIXED_DRAWS.initial,
-        round=state.round + 1,
-        index=state.index + 1,
-        climb=None,
-        stage="climb",
-        newton=False,
-        error=none,
-        last_step=none,
-        last_grad=none,
-        last_value=none,
-    )
-
-
-def _independent(problem: Problem, objective: Objective, state: GrowingState) -> Family:
-    """The mean field of a state: q, or one with its means and conditional sds."""
-    q = state.q
-    if type(q) is FAMILIES[MEAN_FIELD]:
-        return q
-    params = np.empty(problem.q.num_params)
-    params[0::2], params[1::2] = state.params[: q.noise_size], np.log(conditional_sds(objective.path, state.params))
-    # A family that goes on from a mean field has its layout and centring.
-    start = with_centering(problem.q, centering_of(q))
-    return start.replace(jax.device_put(params.astype(q.params.dtype)))
 
 
 def ladder(problem: Problem, state: GrowingState) -> tuple[FamilyRow, ...]:

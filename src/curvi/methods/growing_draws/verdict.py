@@ -9,9 +9,10 @@ from curvi.certify.fixed_draws import remaining_gain
 from curvi.certify.gain import UNKNOWN, Gain, unfinished
 from curvi.certify.look_ahead import gained_between, look_ahead
 from curvi.control.climb import End
+from curvi.estimate.fixed_draws.groups import CHUNK
 from curvi.estimate.fixed_draws.local import FixedDrawsModel
 from curvi.estimate.fixed_draws.objective import Objective
-from curvi.estimate.fixed_draws.sweep import CHUNK, MOST_PARTS
+from curvi.estimate.fixed_draws.sweep import MOST_PARTS
 from curvi.family.path import HostPath
 from curvi.methods.base import Problem
 from curvi.methods.growing_draws.state import ENDLESS, GrowingState
@@ -49,8 +50,8 @@ def certificate(
 
 
 def _no_unseen_direction(objective: Objective, state: GrowingState, local: FixedDrawsModel) -> bool:
-    """Whether as few draws as bound the ELBO show no flat direction: a symmetry is flat on any draws, and curvature that
-    is negative on few is asked about on all.
+    """Whether as few draws as bound the ELBO show no flat direction: a symmetry is flat on any draws, and curvature
+    that is negative on few is asked about on all.
     """
     fewest = CHUNK * -(-2 * objective.moment_size // CHUNK)
     if objective.num_score_params or 2 * fewest > local.curvature.fixed.num_draws:

@@ -20,7 +20,8 @@ import numpy as np
 from curvi.certify.gain import UNKNOWN, Gain, unfinished
 from curvi.control.trust import Trust
 from curvi.descent.dense import DenseModel
-from curvi.estimate.pairs import fit_pairs, slope_map
+from curvi.estimate.main_effects import slope_map
+from curvi.estimate.pairs import fit_pairs
 from curvi.estimate.regression import pair_layout
 from curvi.estimate.shrunk_pairs import shrunk_curvature
 from curvi.family import Family

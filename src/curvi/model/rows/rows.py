@@ -130,7 +130,7 @@ class Rows:
         means: list[list[float]] = []
         for chunk in self.chunks():
             means.append([float(column.mean()) for column in chunk.columns.values()])
-            if len(means) == _SORTED_CHUNKS:
+            if len(means) == _SORTED_CHUNKS and most < self.num_rows:
                 self._warn_if_sorted(np.array(means), most)
             held = {name: np.concatenate([held[name], c]) if held else c for name, c in chunk.columns.items()}
             count = len(next(iter(held.values())))
@@ -239,9 +239,8 @@ def _files_of(path: str) -> list[Path]:
             raise ValueError(f"no file matches {path}")
     kinds = sorted({one.suffix for one in found})
     if len(kinds) > 1:
-        raise ValueError(
-            f"{path} has files of several kinds, {', '.join(kinds)}; give a glob of one, such as *{kinds[0]}"
-        )
+        listed = ", ".join(kinds)
+        raise ValueError(f"{path} has files of several kinds, {listed}; give a glob of one, such as *{kinds[0]}")
     if kinds[0] not in _FILES:
         raise ValueError(f"{found[0]}: rows are read from {', '.join(_FILES)} files; got '{kinds[0]}'")
     return found

@@ -47,7 +47,7 @@ class Source(ABC):
     """Rows that can be read from the beginning any number of times."""
 
     ordered: ClassVar[bool] = True  # whether every pass gives the rows in the same order
-    in_memory: ClassVar[bool] = False
+    in_memory: bool = False
     num_rows: int
     counted: bool = False  # whether that took a pass
     kinds: dict[str, Kind]

@@ -27,7 +27,7 @@ def predict_skew(local: FixedDrawsModel) -> PredictedGain:
     path, slopes = local.curvature.objective.path, local.kept()
     if not isinstance(path, HostPath) or not path.gaussian or slopes is None or path.size > LARGEST:
         return UNKNOWN_GAIN
-    noise = local.fixed.values[: len(slopes)]
+    noise, slopes = local.fixed.values[: len(slopes)], slopes[:, : path.size]
     sds = path.sds(local.params)
     rows = path.away(local.params, np.eye(noise.shape[1])).T / sds[:, None]
     correlation = rows @ rows.T

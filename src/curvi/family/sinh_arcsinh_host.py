@@ -93,7 +93,11 @@ class HostShape:
 
     def displacements_at(self, u: np.ndarray) -> np.ndarray:
         """w at draws u (S, n) of these coordinates (2, S, n)."""
-        y, delta, root = (np.arcsinh(u) + self.at.skew) / np.exp(self.at.log_tail), np.exp(self.at.log_tail), np.sqrt(1 + u**2)
+        y, delta, root = (
+            (np.arcsinh(u) + self.at.skew) / np.exp(self.at.log_tail),
+            np.exp(self.at.log_tail),
+            np.sqrt(1 + u**2),
+        )
         centre, log_scale = self._moments
         slope = np.cosh(y) / (delta * root)
         moves = np.stack([root, -y * delta * root])

@@ -20,6 +20,7 @@ from curvi.certify.gain import Gain
 from curvi.estimate.sampling import final_draws, log_ratios
 from curvi.family import FAMILIES, Family
 from curvi.family.centering_table import CenteringTable, centering_table
+from curvi.family.shapes import has_skew, is_skewed_name, normal_name, skewed_name
 from curvi.methods.planning import plain_plan
 from curvi.model.memory import default_budget
 from curvi.model.placement import Placement
@@ -96,7 +97,10 @@ class Problem:
         self.placement = placement  # where arrays lie; None on one device
         self.memory = memory or default_budget()  # bytes that the fit may take
         self.learns_centering = learns_centering  # where q has a centring; a method may leave it as it is
-        self.families = families  # names that a method may choose from; empty where q is an instance of the user's
+        self.names = families  # that a method may choose from; empty where q is an instance of the user's
+        self.families = tuple(dict.fromkeys(map(normal_name, families)))  # whatever their marginals
+        self.may_skew = any(map(is_skewed_name, families))
+        self.must_skew = self.may_skew and all(map(is_skewed_name, families))
         self._kept: dict[str, tuple[tuple[object, ...], Any]] = {}  # the type of a value depends on its name
 
     def once(self, name: str, build: Callable[[], Kept], *of: object) -> Kept:
@@ -166,6 +170,7 @@ class Method(eqx.Module, Generic[StateT]):
     default_num_steps: ClassVar[int] = 500
     several_starts: ClassVar[bool] = False
     widens: ClassVar[bool] = False  # whether a mean field may become another family on the way
+    skews: ClassVar[bool] = False  # whether the marginals of a normal q may become skewed on the way
     learns_centering: ClassVar[bool] = False
     streams: ClassVar[bool] = False  # whether it takes rows that are read a chunk at a time
     mesh_axes: ClassVar[tuple[str, ...]] = ()  # axes of a mesh over which it spreads its work
@@ -202,6 +207,7 @@ class Method(eqx.Module, Generic[StateT]):
         """What is known of the families that could have been chosen, one row each."""
         q = state.q
         name = next((name for name, kind in FAMILIES.items() if type(q) is kind), type(q).__name__)
+        name = skewed_name(name) if has_skew(q) else name
         return (FamilyRow(name, q.num_params, float("nan"), True, "the start of this method"),)
 
     def centering(self, state: StateT) -> CenteringTable:

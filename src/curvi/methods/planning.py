@@ -25,9 +25,9 @@ from curvi.model.target import AbstractTarget
 from curvi.record.plan import Plan
 from curvi.solve import Dense, ShermanMorrison, Woodbury
 
-PROGRAMS = 192 * 2**20  # what compiling leaves behind, for the host's loops and the streamed sums
+PROGRAMS = 256 * 2**20  # what compiling leaves behind, for the host's loops and the streamed sums
 STEP_PROGRAMS = 448 * 2**20  # the same of programs that hold whole steps
-VECTORS = 64  # of the parameters, with those that checks keep in double precision
+VECTORS = 72  # of the parameters, with those that checks keep in double precision
 _CERTIFICATE = 2**26  # bytes of the draws of a certificate that stores them
 _CERTIFICATE_DRAWS = 4096
 _COPIES = 8  # of an array of stored scores, in sums and derivatives

@@ -77,8 +77,8 @@ StateT = TypeVar("StateT", bound=State)
 class Problem:
     """A target and the q to start from.
 
-    `once` caches what can be derived from these and the state but is expensive, such as buffers and programs. The cache
-    may be discarded at any time, and holds nothing that the state does not determine.
+    `once` caches what follows from these and the state but is expensive, such as buffers and programs. The cache may be
+    discarded at any time.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Problem:
         memory: int | None = None,
     ):
         self.target, self.q, self.num_starts = target, q, num_starts
-        self.memory = memory or default_budget()  # bytes that the fit may take
+        self.memory = memory or default_budget()  # bytes
         self.learns_centering = learns_centering  # where q has a centring; a method may leave it as it is
         self.families = families  # names that a method may choose from; empty where q is an instance of the user's
         self._kept: dict[str, tuple[tuple[object, ...], Any]] = {}  # the type of a value depends on its name
@@ -187,7 +187,7 @@ class Method(eqx.Module, Generic[StateT]):
         return *mean_and_error(values), CallCounts(log_density=num_draws)
 
     def plan(self, problem: Problem) -> Plan:
-        """What a fit will take in memory, by shapes and `problem.memory` alone: more than that is refused."""
+        """What a fit takes in memory, from shapes and `problem.memory` alone; if it is more than that, it is refused."""
         return plain_plan(problem.target, problem.q, problem.memory)
 
     def fixed_draws(self, q: Family) -> int | None:
@@ -207,6 +207,8 @@ class Method(eqx.Module, Generic[StateT]):
     def why_not(self, problem: Problem) -> str | None:
         """Why the method does not apply to a problem, as a sentence for the user; None if it does."""
         target, q, needs, name = problem.target, problem.q, self.needs, type(self).__name__
+        if q.params.dtype.itemsize < 4:
+            return f"q is in {q.params.dtype}, whose digits are too few; give init in float32 or float64"
         if target.black_box and needs.compiled:
             return (
                 f"{name} compiles the log density, which is a black box; use PooledRegression, the default for black "

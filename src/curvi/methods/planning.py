@@ -86,6 +86,11 @@ def stored_plan(
     return Plan((*parts, ("stored draws", num_draws * each)), memory, CHUNK, num_draws, remedy)
 
 
+def elbo_bytes(target: AbstractTarget, q: Family, memory: int) -> int:
+    """What draws for the final ELBO take at a time; a CPU takes few of large ones."""
+    return 0 if jax.default_backend() == "cpu" else at_once(target, q, memory) * one_draw(target, q)
+
+
 def step_plan(method, target: AbstractTarget, q: Family, memory: int) -> Plan:
     """The plan of a method whose steps are one program: scores are made some draws at a time, or stored with copies."""
     estimator, solver = getattr(method, "estimator", None), getattr(method, "solver", None)
@@ -101,6 +106,5 @@ def step_plan(method, target: AbstractTarget, q: Family, memory: int) -> Plan:
     each = max(one_draw(target, q), VECTORS_A_DRAW * vector)
     count = affordable_draws(each, parts, memory, MOST_AT_ONCE)
     remedy = "take CG as solver, an AnchoredScore of fewer draws, or fewer latents"
-    return Plan(
-        (*parts, ("a chunk of draws", count * each)), memory, count, num_draws if stored and not makes else None, remedy
-    )
+    chunk, keeps = max(count * each, elbo_bytes(target, q, memory)), stored and not makes
+    return Plan((*parts, ("a chunk of draws", chunk)), memory, count, num_draws if keeps else None, remedy)

@@ -173,6 +173,7 @@ def _describe_checkpoint(checkpoint: Checkpoint, arrays) -> dict:
         "tolerance": checkpoint.tolerance,
         "num_starts": checkpoint.num_starts,
         "families": list(checkpoint.families),
+        "mesh": [list(axis) for axis in checkpoint.mesh],
     }
 
 
@@ -185,7 +186,9 @@ def _read_checkpoint(said: dict | None, again, history: History, counts: CallCou
     else:
         state = again(state)
     families = tuple(said.get("families", ()))
-    return Checkpoint(again(said["key"]), state, history, counts, said["tolerance"], said["num_starts"], families)
+    mesh = tuple((str(name), int(size)) for name, size in said.get("mesh", ()))
+    settings = (said["tolerance"], said["num_starts"], families, mesh)
+    return Checkpoint(again(said["key"]), state, history, counts, *settings)
 
 
 def _check_precision(name: str) -> None:

@@ -22,6 +22,7 @@ from curvi.family import FAMILIES, Family
 from curvi.family.centering_table import CenteringTable, centering_table
 from curvi.methods.planning import plain_plan
 from curvi.model.memory import default_budget
+from curvi.model.placement import Placement
 from curvi.model.target import AbstractTarget
 from curvi.outcome import Outcome
 from curvi.record.counts import CallCounts
@@ -88,9 +89,11 @@ class Problem:
         num_starts: int = 1,
         families: tuple[str, ...] = (),
         learns_centering: bool = False,
+        placement: Placement | None = None,
         memory: int | None = None,
     ):
         self.target, self.q, self.num_starts = target, q, num_starts
+        self.placement = placement  # where arrays lie; None on one device
         self.memory = memory or default_budget()  # bytes
         self.learns_centering = learns_centering  # where q has a centring; a method may leave it as it is
         self.families = families  # names that a method may choose from; empty where q is an instance of the user's
@@ -165,6 +168,7 @@ class Method(eqx.Module, Generic[StateT]):
     widens: ClassVar[bool] = False  # whether a mean field may become another family on the way
     learns_centering: ClassVar[bool] = False
     streams: ClassVar[bool] = False  # whether it takes rows that are read a chunk at a time
+    mesh_axes: ClassVar[tuple[str, ...]] = ()  # axes of a mesh over which it spreads its work
 
     @abstractmethod
     def init(self, problem: Problem, key: PRNGKeyArray) -> StateT:
@@ -204,9 +208,20 @@ class Method(eqx.Module, Generic[StateT]):
         """The lambdas of the q of a state, and how they were found."""
         return centering_table(state.q, "given")
 
+    def _why_no_mesh(self, placement: Placement) -> str | None:
+        axes = [axis for axis in placement.mesh.axis_names if axis not in self.mesh_axes]
+        if not axes:
+            return None
+        name = type(self).__name__
+        if not self.mesh_axes:
+            return f"{name} computes on one device; leave mesh out, or use GrowingDraws (derivatives, data in arrays)"
+        return f"{name} spreads no {', no '.join(axes)} over a mesh; name its axes {' or '.join(self.mesh_axes)}"
+
     def why_not(self, problem: Problem) -> str | None:
         """Why the method does not apply to a problem, as a sentence for the user; None if it does."""
         target, q, needs, name = problem.target, problem.q, self.needs, type(self).__name__
+        if problem.placement is not None and (why := self._why_no_mesh(problem.placement)) is not None:
+            return why
         if q.params.dtype.itemsize < 4:
             return f"q is in {q.params.dtype}, whose digits are too few; give init in float32 or float64"
         if target.black_box and needs.compiled:

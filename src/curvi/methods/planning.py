@@ -12,8 +12,8 @@ import jax
 import numpy as np
 
 from curvi.certify.streamed import streams
+from curvi.estimate.fixed_draws.groups import CHUNK
 from curvi.estimate.fixed_draws.objective import LARGEST_HESSIAN
-from curvi.estimate.fixed_draws.sweep import CHUNK
 from curvi.estimate.made_score import MOST_AT_ONCE, VECTORS_A_DRAW, made
 from curvi.estimate.sampling import at_once
 from curvi.estimate.score import AnchoredScore

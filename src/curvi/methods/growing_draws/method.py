@@ -9,6 +9,7 @@ import numpy as np
 
 from curvi.certify.gain import Gain
 from curvi.estimate.fixed_draws.expansion import Expansion
+from curvi.estimate.fixed_draws.groups import CHUNK, Groups
 from curvi.estimate.fixed_draws.noise import correction_draws, epoch_draws
 from curvi.estimate.fixed_draws.objective import Objective
 from curvi.family import Family
@@ -22,6 +23,7 @@ from curvi.methods.growing_draws.rounds import first_draws, next_step, stand_sti
 from curvi.methods.growing_draws.state import CenteringSearch, GrowingState
 from curvi.methods.growing_draws.verdict import certify_end, plain_elbo
 from curvi.methods.planning import stored_plan
+from curvi.model.placement import DRAWS, ROWS
 from curvi.outcome import Outcome
 from curvi.record.counts import CallCounts
 from curvi.record.plain import register
@@ -56,6 +58,7 @@ class GrowingDraws(Method[GrowingState]):
     several_starts: ClassVar[bool] = True
     widens: ClassVar[bool] = True
     learns_centering: ClassVar[bool] = True
+    mesh_axes: ClassVar[tuple[str, ...]] = (ROWS, DRAWS)
 
     def __check_init__(self):
         for name in ("first_draws", "max_draws"):
@@ -72,6 +75,16 @@ class GrowingDraws(Method[GrowingState]):
 
     def fixed_draws(self, q) -> int:
         return self.buffer_draws(q.noise_size)
+
+    def why_not(self, problem: Problem) -> str | None:
+        if (why := Method.why_not(self, problem)) is not None:
+            return why
+        if problem.placement is not None and problem.placement.size(DRAWS) > CHUNK:
+            return (
+                f"GrowingDraws computes {CHUNK} draws at a time, and an axis draws of {problem.placement.size(DRAWS)} "
+                f"devices would leave some idle; give it {CHUNK} at most, and the others an axis rows"
+            )
+        return None
 
     def plan(self, problem: Problem) -> Plan:
         target, q = problem.target, problem.q
@@ -144,8 +157,10 @@ def objective_of(method: GrowingDraws, problem: Problem, q: Family, key) -> Obje
     def make() -> Objective:
         # Four parts that each use all rows, so that only the noise of the draws is left.
         planned = problem.once("plan", lambda: method.plan(problem)).num_draws
-        capacity = min(method.buffer_draws(q.noise_size, 4 * epoch_draws(problem.target)), planned)
-        objective = Objective(problem.target, q, key, capacity)
+        most = method.buffer_draws(q.noise_size, 4 * epoch_draws(problem.target))
+        capacity = most if planned is None else min(most, planned)
+        groups = Groups(None if problem.placement is None else problem.placement.mesh)
+        objective = Objective(problem.target, q, key, capacity, groups)
         objective.compile(np.asarray(q.params, np.float64))
         return objective
 

@@ -70,10 +70,10 @@ class GrowingRows(Method[RowsState]):
         return self.draws.fixed_draws(q)
 
     def plan(self, problem: Problem) -> Plan:
-        plan = self.draws.plan(problem)
-        if not problem.target.streamed:
+        plan, target = self.draws.plan(problem), problem.target
+        if not (isinstance(target, MinibatchTarget) and target.streamed):
             return plan
-        rows = problem.once("rows", problem.target.rows)
+        rows = problem.once("rows", target.rows)
         held = sample_size(rows, problem.q.noise_size, self.sample_rows) + _CHUNKS * rows.chunk_rows
         return dataclasses.replace(plan, parts=(*plan.parts, ("rows in memory", _ROW_COPIES * held * rows.row_bytes)))
 
@@ -81,10 +81,10 @@ class GrowingRows(Method[RowsState]):
         work = self._work(problem, key)
         settings = problem.num_starts, problem.families, problem.learns_centering
         inner = Problem(work.sample.target, problem.q, *settings, memory=problem.memory)
-        return RowsState.at(self.draws.init(inner, key), work.rows.num_rows)
+        return RowsState.at(self.draws.init(inner, key), work.rows.num_rows, work.kept)
 
     def advance(self, problem: Problem, state: RowsState, key, budget: Budget) -> tuple[RowsState, News]:
-        work = self._work(problem, key)
+        work = self._work(problem, key, state)
         work.check(state)
         passes = 0 if state.counted else work.sample.num_passes
         if not state.counted:
@@ -129,12 +129,12 @@ class GrowingRows(Method[RowsState]):
     def centering(self, state: RowsState) -> CenteringTable:
         return self.draws.centering(state.growing)
 
-    def _work(self, problem: Problem, key) -> Work:
-        return problem.once("work", lambda: Work(self.draws, self.sample_rows, problem, key))
+    def _work(self, problem: Problem, key, state: RowsState | None = None) -> Work:
+        return problem.once("work", lambda: Work(self.draws, self.sample_rows, problem, key, state))
 
     def _looked(self, problem: Problem, state: RowsState, key) -> tuple[Work, RowsState, Objective, CallCounts]:
         """The state after a pass at its q, unless that was made, and the objective with what it found."""
-        work, counts = self._work(problem, key), CallCounts()
+        work, counts = self._work(problem, key, state), CallCounts()
 
         def look() -> RowsState:
             nonlocal counts

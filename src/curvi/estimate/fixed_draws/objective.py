@@ -1,5 +1,6 @@
 """The ELBO on fixed noise as a function of numpy vectors, with the derivatives for a Newton step."""
 
+import math
 import threading
 
 import numpy as np
@@ -59,7 +60,9 @@ class Objective:
         self.difference: Difference | None = None  # what fresh draws add, where the target is a sample of rows
         # For rows of the Hessian at the mean, and for the expected Hessian.
         wanted = correction_draws(self.dimension) if self.dimension <= _LARGEST_WIDENED else self.dimension
-        wanted = wanted if self.expandable else (_FOR_CENTERING if centering_of(q) is not None else 0)
+        # Only all draws of a climb together have matched moments.
+        for_centering = 0 if centering_of(q) is None else max(_FOR_CENTERING, 2 ** math.ceil(math.log2(q.min_draws + 1)))
+        wanted = wanted if self.expandable else for_centering
         num_kept = min(-(-wanted // CHUNK), self.source.size) if isinstance(self.path, HostPath) else 0
         self._num_kept = num_kept
         self.sweeps = Sweeps(target, q, self.source.size, num_kept)

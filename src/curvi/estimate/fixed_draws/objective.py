@@ -61,7 +61,9 @@ class Objective:
         # For rows of the Hessian at the mean, and for the expected Hessian.
         wanted = correction_draws(self.dimension) if self.dimension <= _LARGEST_WIDENED else self.dimension
         # Only all draws of a climb together have matched moments.
-        for_centering = 0 if centering_of(q) is None else max(_FOR_CENTERING, 2 ** math.ceil(math.log2(q.min_draws + 1)))
+        for_centering = (
+            0 if centering_of(q) is None else max(_FOR_CENTERING, 2 ** math.ceil(math.log2(q.min_draws + 1)))
+        )
         wanted = wanted if self.expandable else for_centering
         num_kept = min(-(-wanted // CHUNK), self.source.size) if isinstance(self.path, HostPath) else 0
         self._num_kept = num_kept

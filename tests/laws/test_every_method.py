@@ -21,6 +21,7 @@ from curvi.methods import (
     LBFGS,
     Algorithm0,
     GrowingDraws,
+    GrowingRows,
     HessianFree,
     Method,
     NaturalGradient,
@@ -52,8 +53,20 @@ def mixture():
     return examples.mixture(examples.mixture_data(60))
 
 
+@lru_cache
+def many_rows():
+    """Rows that a sample stands for, and a posterior that is no normal distribution."""
+    data = {"y": np.random.default_rng(0).poisson(3.0, 400), "x": np.random.default_rng(1).normal(size=400)}
+    log_row = lambda t, row: row["y"] * (t["a"] + t["b"] * row["x"]) - jnp.exp(t["a"] + t["b"] * row["x"])  # noqa: E731
+    log_prior = lambda t: -(t["a"] ** 4) - jnp.cosh(t["b"])  # noqa: E731
+    return curvi.MinibatchTarget(
+        log_prior, log_row, curvi.Rows(data, chunk_rows=90), 20, {"a": np.array(-2.0), "b": np.array(1.0)}
+    )
+
+
 ROWS = {
     "growing draws": (GrowingDraws(), valley, 12),
+    "growing rows": (GrowingRows(sample_rows=60), many_rows, 8),
     "pooled regression": (PooledRegression(), examples.noisy_or, 6),
     "plate regression": (PlateRegression(max_draws=64), mixture, 6),
     "BBVI": (BBVI(ADAM, AnchoredScore(32)), valley, 12),
@@ -186,7 +199,9 @@ def test_the_remaining_gain_of_the_history_is_one_thing(name):
     methods that know a gradient or a prediction alone put it into its own column.
     """
     history = whole(name).history
-    first_order = isinstance(ROWS[name][0], BBVI | LBFGS | NaturalGradient | GrowingDraws | StreamedNewton)
+    first_order = isinstance(
+        ROWS[name][0], BBVI | LBFGS | NaturalGradient | GrowingDraws | GrowingRows | StreamedNewton
+    )
     assert np.all(np.isnan(history.remaining_gain)) == first_order
     if not first_order:
         known = np.isfinite(history.remaining_gain)

@@ -3,6 +3,7 @@
 import errno
 import importlib
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -127,7 +128,7 @@ def test_the_first_call_begins_and_later_ones_go_on(model, tmp_path):
     _, model = model
     path = tmp_path / "run.curvi"
     options = {"start": path, "checkpoint": path, "checkpoint_seconds": 0, "progress": False}
-    first = curvi.fit(model.target(), key=jax.random.key(0), num_steps=3, **options)
+    first = curvi.fit(model.target(), key=jax.random.key(0), num_steps=1, **options)
     assert path.exists() and not first.converged
     second = curvi.fit(model.target(), key=jax.random.key(0), **options)
     assert second.converged and len(second.history) > len(first.history)
@@ -140,7 +141,7 @@ def test_the_default_goes_on_across_a_change_of_family(model, tmp_path):
     _, model = model
     path, key = tmp_path / "run.curvi", jax.random.key(3)
     whole = curvi.fit(model.target(), key=key, progress=False)
-    assert isinstance(whole.q, curvi.FullRank)
+    assert not isinstance(whole.q, curvi.MeanField)
     for steps in (1, len(whole.history) - 2):
         curvi.fit(model.target(), key=key, checkpoint=path, num_steps=steps, progress=False)
         found = curvi.fit(model.target(), start=path, progress=False)
@@ -166,6 +167,45 @@ def test_a_full_disk_is_an_error_that_holds_the_fit(model, tmp_path, monkeypatch
     resumed = fit(model, start=caught.value.fit, num_steps=10 - steps)
     whole = fit(model, key=jax.random.key(1), family="mean_field", num_steps=10)
     np.testing.assert_array_equal(np.asarray(resumed.q.params), np.asarray(whole.q.params))
+
+
+def test_a_file_that_outgrows_its_limit_leaves_the_last_one(model, tmp_path):
+    """The kernel's own refusal to write on, as on a full disk."""
+    _, model = model
+    path = tmp_path / "run.curvi"
+    before = fit(model, key=jax.random.key(1), family="mean_field", num_steps=5, checkpoint=path)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size // 2, limits[1]))
+    try:
+        with pytest.raises(curvi.CheckpointError, match=r"File too large.*start=error.fit") as caught:
+            fit(model, start=path, num_steps=5, checkpoint=path, checkpoint_seconds=0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["run.curvi"]
+    np.testing.assert_array_equal(curvi.load(path).q.params, before.q.params)
+    assert len(caught.value.fit.history) > 5
+
+
+def test_a_folder_that_is_removed_under_a_run_is_an_error_that_holds_the_fit(model, tmp_path, monkeypatch):
+    _, model = model
+    path = tmp_path / "runs" / "run.curvi"
+    path.parent.mkdir()
+    original, calls = curvi.methods.GrowingDraws.advance, []
+
+    def removed(self, *arguments):
+        calls.append(1)
+        if len(calls) == 4:
+            path.unlink()
+            path.parent.rmdir()
+        return original(self, *arguments)
+
+    monkeypatch.setattr(curvi.methods.GrowingDraws, "advance", removed)
+    with pytest.raises(curvi.CheckpointError, match=r"No such file.*start=error.fit") as caught:
+        fit(model, key=jax.random.key(1), family="mean_field", num_steps=9, checkpoint=path, checkpoint_seconds=0)
+    monkeypatch.undo()
+    whole = fit(model, key=jax.random.key(1), family="mean_field", num_steps=9)
+    found = fit(model, start=caught.value.fit, num_steps=9 - len(caught.value.fit.history))
+    np.testing.assert_array_equal(np.asarray(found.q.params), np.asarray(whole.q.params))
 
 
 @pytest.mark.parametrize(

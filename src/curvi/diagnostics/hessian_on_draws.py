@@ -11,7 +11,7 @@ from curvi.diagnostics import on_draws
 from curvi.diagnostics.dense_curvature import DenseCurvature
 from curvi.estimate.fixed_draws.local import HostRoot
 from curvi.estimate.fixed_draws.noise import matched_noise
-from curvi.estimate.fixed_draws.sweep import split_structure
+from curvi.estimate.fixed_draws.structure import split_structure
 from curvi.family import Family
 from curvi.family.normal_path import NormalPath
 from curvi.family.path import HostPath

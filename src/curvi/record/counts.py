@@ -25,11 +25,8 @@ class CallCounts:
         return self.plus(-other.log_density, -other.gradient, -other.hvp, -other.passes)
 
     def plus(self, log_density=0, gradient=0, hvp=0, passes=0.0) -> "CallCounts":
-        # Rounded, since the shares of a pass must add up to one.
-        passes = round(self.passes + passes, 9)
-        return CallCounts(
-            self.log_density + int(log_density), self.gradient + int(gradient), self.hvp + int(hvp), passes
-        )
+        more = int(log_density), int(gradient), int(hvp)
+        return CallCounts(self.log_density + more[0], self.gradient + more[1], self.hvp + more[2], self.passes + passes)
 
     def with_all(self, other: "CallCounts") -> "CallCounts":
         """The sum of both."""

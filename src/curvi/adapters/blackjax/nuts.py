@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from curvi.estimate.fixed_draws.sweep import combine, program, split_structure
+from curvi.estimate.fixed_draws.structure import combine, split_structure
+from curvi.estimate.fixed_draws.sweep import program
 from curvi.mcmc.kernels import Chains
 from curvi.mcmc.start import log_density
 from curvi.model.over_draws import over_draws

@@ -1,8 +1,9 @@
 """The local model on fresh draws: gradient of many, curvature of the few of the climb."""
 
+from curvi.estimate.fixed_draws.groups import CHUNK
 from curvi.estimate.fixed_draws.local import FixedDrawsModel
 from curvi.estimate.fixed_draws.objective import Objective
-from curvi.estimate.fixed_draws.sweep import CHUNK, LEAST_PARTS, MOST_PARTS
+from curvi.estimate.fixed_draws.sweep import LEAST_PARTS, MOST_PARTS
 from curvi.methods.base import Problem
 from curvi.methods.growing_draws.state import GrowingState
 from curvi.methods.growing_draws.streams import FOR_CORRECTING

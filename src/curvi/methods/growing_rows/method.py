@@ -18,12 +18,14 @@ from curvi.methods.growing_draws.rounds import next_step, stand_still
 from curvi.methods.growing_draws.state import GrowingState
 from curvi.methods.growing_draws.verdict import certificate, plain_elbo
 from curvi.methods.growing_rows.state import RowsState
-from curvi.methods.growing_rows.work import Work
+from curvi.methods.growing_rows.work import Work, sample_size
 from curvi.model.minibatch import MinibatchTarget
 from curvi.outcome import Outcome
 from curvi.record.counts import CallCounts
 from curvi.record.plain import register
+from curvi.record.plan import Plan
 
+_ROW_COPIES, _CHUNKS = 3, 3  # of rows in memory; chunks that are read ahead and computed on
 _ON_SAMPLE = 4  # tolerances: the gain that a fit on the sample may leave, which passes will find
 # Ends of a fit on a sample that say nothing of all rows.
 _NO_MATTER = (None, Outcome.NOISE_LIMIT, Outcome.PRECISION, Outcome.MAX_STEPS)
@@ -67,13 +69,22 @@ class GrowingRows(Method[RowsState]):
     def fixed_draws(self, q) -> int | None:
         return self.draws.fixed_draws(q)
 
+    def plan(self, problem: Problem) -> Plan:
+        plan, target = self.draws.plan(problem), problem.target
+        if not (isinstance(target, MinibatchTarget) and target.streamed):
+            return plan
+        rows = problem.once("rows", target.rows)
+        held = sample_size(rows, problem.q.noise_size, self.sample_rows) + _CHUNKS * rows.chunk_rows
+        return dataclasses.replace(plan, parts=(*plan.parts, ("rows in memory", _ROW_COPIES * held * rows.row_bytes)))
+
     def init(self, problem: Problem, key) -> RowsState:
         work = self._work(problem, key)
-        inner = Problem(work.sample.target, problem.q, problem.num_starts, problem.families, problem.learns_centering)
-        return RowsState.at(self.draws.init(inner, key), work.rows.num_rows)
+        settings = problem.num_starts, problem.families, problem.learns_centering
+        inner = Problem(work.sample.target, problem.q, *settings, memory=problem.memory)
+        return RowsState.at(self.draws.init(inner, key), work.rows.num_rows, work.kept)
 
     def advance(self, problem: Problem, state: RowsState, key, budget: Budget) -> tuple[RowsState, News]:
-        work = self._work(problem, key)
+        work = self._work(problem, key, state)
         work.check(state)
         passes = 0 if state.counted else work.sample.num_passes
         if not state.counted:
@@ -118,12 +129,12 @@ class GrowingRows(Method[RowsState]):
     def centering(self, state: RowsState) -> CenteringTable:
         return self.draws.centering(state.growing)
 
-    def _work(self, problem: Problem, key) -> Work:
-        return problem.once("work", lambda: Work(self.draws, self.sample_rows, problem, key))
+    def _work(self, problem: Problem, key, state: RowsState | None = None) -> Work:
+        return problem.once("work", lambda: Work(self.draws, self.sample_rows, problem, key, state))
 
     def _looked(self, problem: Problem, state: RowsState, key) -> tuple[Work, RowsState, Objective, CallCounts]:
         """The state after a pass at its q, unless that was made, and the objective with what it found."""
-        work, counts = self._work(problem, key), CallCounts()
+        work, counts = self._work(problem, key, state), CallCounts()
 
         def look() -> RowsState:
             nonlocal counts

@@ -40,6 +40,8 @@ class RowsState:
         The point that all rows are relative to, as one vector; empty before there is one.
     fingerprint
         What identifies the rows; empty before the first pass.
+    sample
+        The columns of the sample where every pass has another order of the rows; else empty.
     stage
         "climb" on the sample, or "passes".
     counted
@@ -59,13 +61,15 @@ class RowsState:
     bends: np.ndarray
     reference: np.ndarray
     fingerprint: np.ndarray
+    sample: dict[str, np.ndarray]
     stage: str = static(default="climb")
     counted: bool = static(default=False)
 
     @classmethod
-    def at(cls, growing: GrowingState, num_rows: int) -> "RowsState":
+    def at(cls, growing: GrowingState, num_rows: int, sample: dict[str, np.ndarray]) -> "RowsState":
         none = np.zeros(0)
-        return cls(growing, num_rows, None, 0, none, -1, none, none, 0, none, none, none, np.zeros(0, np.uint64))
+        passed = none, -1, none, none, 0, none, none, none, np.zeros(0, np.uint64)
+        return cls(growing, num_rows, None, 0, *passed, sample)
 
     @property
     def q(self) -> Family:

@@ -27,6 +27,7 @@ _FEWEST, _MOST, _SHARE = 2**14, 2**17, 1 / 16  # rows of a sample, and as a shar
 _A_LATENT = 64  # rows of a sample per latent, so that its Hessian is right to an eighth in every direction
 _SAMPLE_BYTES = 2**28
 _KEPT = 4  # moves per latent that tell of the Hessian of the difference
+_NO_BITS = np.zeros(0, np.uint64)
 _ADVANCE_SECONDS = 0.5  # of a pass between two looks at limits, checkpoints and interrupts
 
 
@@ -52,12 +53,13 @@ class Sample:
 class Work:
     """A problem with `Rows`, as the loop sees it at one state."""
 
-    def __init__(self, draws: GrowingDraws, wanted: int | None, problem: Problem, key):
+    def __init__(self, draws: GrowingDraws, wanted: int | None, problem: Problem, key, state: RowsState | None = None):
         target = problem.target
         assert isinstance(target, MinibatchTarget)
         self.draws, self.problem, self.key, self.target = draws, problem, key, target
         self.rows = problem.once("rows", target.rows)
-        self.sample = problem.once("sample", lambda: self._chosen(wanted))
+        kept = state is not None and state.sample
+        self.sample = problem.once("sample", lambda: self._of(kept, _NO_BITS) if kept else self._chosen(wanted))
         self.whole = self.sample.target.scale.item() == 1
         self._open: tuple[tuple[int, int], Iterator[Chunk]] | None = None  # pass and position of a reader
 
@@ -67,8 +69,16 @@ class Work:
         rng = np.random.default_rng([*words, FOR_ROWS])
         chosen = np.arange(size) if size == rows.num_rows else np.sort(rng.choice(rows.num_rows, size, replace=False))
         columns, fingerprint = rows.take(chosen)
+        return self._of(columns, fingerprint)
+
+    def _of(self, columns: dict[str, np.ndarray], fingerprint: np.ndarray) -> Sample:
         sample = RowSample.of(self.target, self.target.as_rows(columns))
         return Sample(sample, columns, fingerprint, int(fingerprint.size > 0))
+
+    @property
+    def kept(self) -> dict[str, np.ndarray]:
+        """What a state must keep of the sample: nothing where the same rows can be read again by their index."""
+        return {} if self.rows.source.ordered else self.sample.columns
 
     def check(self, state: RowsState) -> None:
         """Raise RowsError where a state belongs to other rows."""
@@ -94,7 +104,7 @@ class Work:
             if state.reference.size:
                 target, offset = target.about(self.reference(state))
             own = self.problem
-            return Problem(target, own.q, own.num_starts, own.families, own.learns_centering), offset
+            return Problem(target, own.q, own.num_starts, own.families, own.learns_centering, memory=own.memory), offset
 
         return self.problem.once("inner", make, state.reference)
 
@@ -119,7 +129,7 @@ class Work:
 
     # -- passes -------------------------------------------------------------------------------------------------------
 
-    def read_on(self, state: RowsState, objective: Objective, seconds: float = _ADVANCE_SECONDS):
+    def read_on(self, state: RowsState, objective: Objective) -> tuple[RowsState, CallCounts]:
         """The state some chunks further in the pass at its q, and the evaluations spent; at the end of the pass the
         sums become a difference.
         """
@@ -129,6 +139,7 @@ class Work:
         assert sums is not None
         program, c, noise = self._program(objective), *self._inputs(state, objective)
         chunks, sums = self._reader(state.num_passes, sums)
+        self._open = None  # interrupted below, it is further than the state knows
         reference, began = self.reference(state), time.monotonic()
         first, pending = sums.num_rows, None
         while True:
@@ -137,11 +148,11 @@ class Work:
             found = None if chunk is None else (chunk.num_rows, program(c, noise, reference, chunk), chunk.fingerprint)
             sums = sums if pending is None else sums.plus(*pending)
             pending = found
-            if pending is None or time.monotonic() - began > seconds:
+            if pending is None or time.monotonic() - began > _ADVANCE_SECONDS:
                 break
         if pending is not None:
             sums = sums.plus(*pending)
-        passed = CallCounts(passes=(sums.num_rows - first) / state.num_rows)
+        passed = CallCounts(passes=_share(sums.num_rows, state.num_rows) - _share(first, state.num_rows))
         self._open = (state.num_passes, sums.num_rows), chunks
         if pending is not None:
             return state.but(sums=sums), passed
@@ -207,6 +218,11 @@ class Work:
         if not self.rows.source.ordered:
             sums = RowSums.none(sums.slopes.shape[1], len(sums.fingerprint), sums.draw_slopes.shape[-1])
         return self.rows.chunks(sums.num_rows), sums
+
+
+def _share(num_rows: int, of: int) -> float:
+    """The share of a pass as a multiple of 2^-20: the differences of such shares add up to one exactly."""
+    return round(num_rows / of * 2**20) / 2**20
 
 
 @eqx.filter_jit

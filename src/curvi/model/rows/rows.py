@@ -130,7 +130,7 @@ class Rows:
         means: list[list[float]] = []
         for chunk in self.chunks():
             means.append([float(column.mean()) for column in chunk.columns.values()])
-            if len(means) == _SORTED_CHUNKS:
+            if len(means) == _SORTED_CHUNKS and most < self.num_rows:
                 self._warn_if_sorted(np.array(means), most)
             held = {name: np.concatenate([held[name], c]) if held else c for name, c in chunk.columns.items()}
             count = len(next(iter(held.values())))

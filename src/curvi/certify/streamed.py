@@ -10,6 +10,7 @@ from curvi.estimate.streamed.objective import Design, Look, StreamedObjective
 from curvi.estimate.streamed.programs import Solved
 from curvi.family import Family
 from curvi.family.on_device import normal_on_device
+from curvi.model.placement import on_host
 from curvi.model.target import AbstractTarget
 from curvi.outcome import Outcome
 
@@ -103,7 +104,7 @@ def _score_z(objective: StreamedObjective, look: Look) -> tuple[np.ndarray, floa
     found = objective.scores(look)
     rounding = objective.rounding(look)
     size = len(look.gradient) // 2
-    paths = np.asarray(look.grads, np.float64)
+    paths = on_host(look.grads).astype(np.float64)
     errors = paths.var(0, ddof=1) / len(paths)
     apart = np.asarray(found.gradient) - paths.mean(0)
     z = apart / np.sqrt(np.asarray(found.variance) + errors + _MATERIAL**2 + rounding**2)

@@ -98,10 +98,11 @@ class Placement:
 
 
 def constrain(array, mesh: Mesh | None, *axes: str | None):
-    """In a program: an array that lies spread over these axes of a mesh; the same array without one."""
+    """In a program: an array that lies spread over those of these axes that a mesh has; the same array without one."""
     if mesh is None:
         return array
-    return jax.lax.with_sharding_constraint(array, NamedSharding(mesh, PartitionSpec(*axes)))
+    known = (axis if axis in mesh.axis_names else None for axis in axes)
+    return jax.lax.with_sharding_constraint(array, NamedSharding(mesh, PartitionSpec(*known)))
 
 
 def bytes_here(array) -> int:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, PartitionSpec
 
 from curvi.model.placement import DRAWS, LATENTS, Placement, constrain
 
@@ -72,9 +72,11 @@ class Groups(NamedTuple):
         """Zeros, to which results of groups are added or among which they are put: `of_draws`, or of whole groups."""
         shape = self.shape if of_draws else self.shape[:-1]
         array = jnp.zeros((*before, *shape, *after), dtype)
-        spread = (*(None for _ in before), *((DRAWS,) if self.number > 1 else ()))
-        spread = (*spread, *(None for _ in array.shape[len(spread) : -1]), LATENTS if after else None)
-        return constrain(array, self.mesh, *spread[: array.ndim])
+        if self.number == 1:
+            return array
+        # How vectors lie along the axis `latents` is left to the compiler.
+        free = (PartitionSpec.UNCONSTRAINED,) * (array.ndim - len(before) - 1)
+        return constrain(array, self.mesh, *(None for _ in before), DRAWS, *free)
 
     def total(self, means):
         """The mean over all draws from those over groups."""

@@ -195,6 +195,14 @@ class Layout:
         return largest
 
 
+def with_parts(layout: Layout, params: dict[str, np.ndarray], whole: np.ndarray | None = None) -> Array:
+    """Parameters with those of some latents replaced; of others zero without a `whole`."""
+    whole, places = np.zeros(layout.num_params) if whole is None else whole, layout.parameter_slices()
+    for name, values in params.items():
+        whole[places[name]] = values
+    return jnp.asarray(whole)
+
+
 def lay_out(target: AbstractTarget, factors: Mapping[str, Factor]) -> tuple[Layout, np.ndarray]:
     """The layout of these factors, with defaults for unnamed latents, and the parameters at the target's start."""
     names = [latent.name for latent in target.latents]

@@ -79,11 +79,6 @@ class Layout:
             out[slot.latent.name] = slice(begin, begin + slot.count * k)
         return out
 
-    def location_scale(self, name: str) -> np.ndarray:
-        """The positions of locations and scales of one latent (elements, 2)."""
-        places = np.r_[self.parameter_slices()[name]]
-        return places.reshape(-1, self.factors_by_name()[name].num_params)[:, :2]
-
     @property
     def num_params(self) -> int:
         return sum(factor.num_params * n for factor, n in self.groups)
@@ -193,14 +188,6 @@ class Layout:
             reached = np.max(np.abs(mean) + 3 * np.exp(log_scale)) if slot.pushed else -np.inf
             largest = max(largest, float(log_scale.max()), float(reached))
         return largest
-
-
-def with_parts(layout: Layout, params: dict[str, np.ndarray], whole: np.ndarray | None = None) -> Array:
-    """Parameters with those of some latents replaced; of others zero without a `whole`."""
-    whole, places = np.zeros(layout.num_params) if whole is None else whole, layout.parameter_slices()
-    for name, values in params.items():
-        whole[places[name]] = values
-    return jnp.asarray(whole)
 
 
 def lay_out(target: AbstractTarget, factors: Mapping[str, Factor]) -> tuple[Layout, np.ndarray]:

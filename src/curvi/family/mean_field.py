@@ -21,8 +21,9 @@ from curvi.family.centering import Centering, recentered_columns, with_amounts, 
 from curvi.family.continuous import Normal
 from curvi.family.discrete_values import every_value, num_rare_draws, uniform_share
 from curvi.family.factor import Factor
-from curvi.family.layout import Layout, lay_out, with_parts
+from curvi.family.layout import Layout, lay_out
 from curvi.family.normal_path import NormalPath
+from curvi.family.parts import location_scale, with_parts
 from curvi.family.path import DirectPath, Path
 from curvi.family.shapes import NORMAL, check_marginals
 from curvi.family.skewed_factor import SinhArcsinh, with_shape
@@ -84,7 +85,7 @@ class MeanField(Family[Draw]):
 
     def recentered(self, amounts: Float[np.ndarray, " E"]) -> "MeanField":
         assert self.centering is not None
-        at, scale_at = np.concatenate([self.layout.location_scale(name) for name in self.centering.names]).T
+        at, scale_at = np.concatenate([location_scale(self.layout, name) for name in self.centering.names]).T
         params = np.array(self.params)
         params[at], log_factor = recentered_columns(self, amounts)
         params[scale_at] += log_factor

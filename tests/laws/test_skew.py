@@ -134,8 +134,9 @@ def test_the_gain_is_what_a_fit_gains():
     assert gained > 0.1 and skewed.elbo < 3 * skewed.elbo_se  # ln Z is zero
     np.testing.assert_allclose(gain.nats, gained, rtol=0.35, atol=3 * gain.error)
     mean, sd = exact_moments()
-    np.testing.assert_allclose(skewed.mean()["x"], mean, atol=0.1)
-    np.testing.assert_allclose(skewed.sd()["x"], sd, rtol=0.05)
+    off = [np.max(np.abs(np.log(found.sd()["x"] / sd))) for found in (normal, skewed)]
+    assert off[1] < 0.6 * off[0]
+    assert np.max(np.abs(skewed.mean()["x"] - mean) / sd) < 0.06
 
 
 def test_a_gaussian_has_nothing_to_gain():

@@ -20,7 +20,7 @@ def nested(num_places: int, num_broods: int, num_chicks: int) -> Target:
     ("counts", "num_global", "sets"),
     [
         ((20, 100, 400), 123, ["chicks"]),  # a model with few latents
-        ((60, 118, 400), 63, ["chicks", "broods"]),
+        ((60, 250, 400), 63, ["chicks", "broods"]),
         ((60, 90, 400), 153, ["chicks"]),
         ((60, 118, 9_000), 3, ["chicks", "broods", "places"]),  # of one with many they would be half a million entries
         ((20, 118, 9_000), 23, ["chicks", "broods"]),

@@ -230,17 +230,9 @@ def _models() -> dict[str, Callable]:
 
 _NUM_LEVELS = {"carrier": 16, "origin": 3, "month": 12, "hour": 20, "dest": 105}
 # Of flights a random part of the rows, too.
-NAMES = (
-    "cbpp",
-    "sleepstudy",
-    "grouseticks",
-    "contraception",
-    "flights",
-    "chem97",
-    "insteval",
-    "flights_50000",
-    "returns",
-)
+SMALL = ("cbpp", "sleepstudy", "contraception", "grouseticks", "flights")
+GROUPS = ("groups_1000", "groups_10000", "groups_100000")  # simulated, for the cost by the number of groups
+NAMES = (*SMALL, "returns", "chem97", "insteval", "flights_50000", *GROUPS)
 # The scalars that people report: coefficients and scales, whose site has no more elements than this and no plate.
 MOST_ELEMENTS = 6
 

@@ -80,14 +80,19 @@ def _verdict(line: dict) -> str:
 
 
 def _scalars(found) -> str:
+    shown = [line for name, own in _of(found, "default").items() if name not in problems.GROUPS for line in own]
     rows = [
         [line["problem"], f"{line['num_latents']:,}", line["family"], _outcome(line), _verdict(line), *_worst(line)]
-        for name, own in _of(found, "default").items()
-        if name not in problems.GROUPS
-        for line in own
+        for line in shown
     ]
+    every = [(line["warns"], _right(error)) for line in shown for error in errors(line).values()]
+    right = sum(own for _, own in every)
+    said = sum(warned is not False for warned, own in every if not own)
+    words = (
+        f"{right} of {len(every)} are right; of the other {len(every) - right} the verdict of the fit warned of {said}."
+    )
     head = ["problem", "d", "family", "outcome", "posterior, it says", "right", "worst mean, sds", "worst sd ratio"]
-    return table(head, rows)
+    return f"{table(head, rows)}\n\n{words}"
 
 
 def _costs(found) -> str:

@@ -4,7 +4,6 @@ from typing import ClassVar
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from curvi.certify.gain import UNKNOWN, Gain, unfinished
@@ -69,8 +68,6 @@ class StreamedNewton(Method[StreamedState]):
             return "StreamedNewton takes a MeanField of Normal factors; leave method out for the default of others"
         if problem.target.minibatched:
             return "StreamedNewton takes all rows at every draw; leave method out for the default for minibatches"
-        if jnp.finfo(problem.q.params.dtype).bits < 32:
-            return f"q is in {problem.q.params.dtype}, whose digits are too few; give init in float32 or float64"
         return None
 
     def plan(self, problem: Problem) -> Plan:

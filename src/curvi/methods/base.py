@@ -191,7 +191,7 @@ class Method(eqx.Module, Generic[StateT]):
         return *mean_and_error(values), CallCounts(log_density=num_draws)
 
     def plan(self, problem: Problem) -> Plan:
-        """What a fit takes in memory, from shapes and `problem.memory` alone; if it is more than that, it is refused."""
+        """What a fit takes in memory, from shapes and `problem.memory` alone. More than that is refused."""
         return plain_plan(problem.target, problem.q, problem.memory)
 
     def fixed_draws(self, q: Family) -> int | None:

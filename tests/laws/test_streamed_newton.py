@@ -179,6 +179,23 @@ def test_the_same_optimum_as_on_stored_draws():
     assert abs(ours.elbo - theirs.elbo) < 4 * np.hypot(ours.elbo_se, theirs.elbo_se) + 2e-3
 
 
+def test_scales_far_from_the_start_are_set_before_the_climb():
+    """From sds of 0.14 to sds between 0.001 and 100, in the one step that a fit starts with."""
+    sds = np.geomspace(1e-3, 1e2, LARGE).astype(np.float32)
+    target = Target(lambda t: -jnp.sum((t["x"] / sds) ** 2) / 2, {"x": np.zeros(LARGE, np.float32)})
+    found = curvi.fit(target, key=KEY, family="mean_field", num_steps=1, progress=False)
+    log_sd = np.asarray(found.q.params, float).reshape(-1, 2)[:, 1]
+    assert np.abs(log_sd - np.log(sds)).mean() < 0.1
+
+
+def test_no_scale_grows_more_than_four_times_at_once():
+    """A million few draws leave some curvature near zero by chance: such a scale alone could overflow the model."""
+    q = MeanField(bent())
+    flat = np.full(q.num_params, np.sqrt(0.5) * (1 - 1e-9))  # the gradient that a curvature of 1e-9 leaves
+    widened = np.asarray(programs.rescaled(q, jnp.asarray(flat)).params - q.params).reshape(-1, 2)[:, 1]
+    assert np.allclose(widened, np.log(4))
+
+
 # -- where there is no optimum, or none that can be seen --------------------------------------------------------------
 
 

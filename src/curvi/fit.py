@@ -18,6 +18,7 @@ from curvi.methods.centering import first_centering
 from curvi.methods.defaults import default_method
 from curvi.methods.first_family import asked_for, check_family, first_q, names_of
 from curvi.model.latents import num_elements
+from curvi.model.memory import default_budget
 from curvi.model.minibatch import MinibatchTarget, check_scale
 from curvi.model.placement import Placement, only_writer
 from curvi.model.rows.source import RowsError
@@ -121,6 +122,8 @@ def fit(
     target = target if placement is None else place(target, placement)
     if memory is None and start is not None and start.plan is not None:
         memory = start.plan.memory  # the same bits as if it had never stopped
+    if memory is None and placement is not None:
+        memory = placement.least(default_budget())
     tolerance = default_tolerance(num_elements(target.latents)) if tolerance is None else tolerance
     families = start.checkpoint.families if start is not None and start.checkpoint is not None else ()
     families = names_of(family) if start is None else families

@@ -8,8 +8,7 @@ handled by `curvi.run`; so every method is resumed, saved and interrupted in the
 import dataclasses
 import math
 from abc import abstractmethod
-from collections.abc import Callable
-from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import ClassVar, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import equinox as eqx
 import jax
@@ -21,16 +20,13 @@ from curvi.estimate.sampling import final_draws, log_ratios
 from curvi.family import FAMILIES, Family
 from curvi.family.centering_table import CenteringTable, centering_table
 from curvi.methods.planning import plain_plan
-from curvi.model.memory import default_budget
+from curvi.methods.problem import Problem as Problem
 from curvi.model.placement import Placement
-from curvi.model.target import AbstractTarget
 from curvi.outcome import Outcome
 from curvi.record.counts import CallCounts
 from curvi.record.history import Row, mean_and_error
 from curvi.record.plain import register
 from curvi.record.plan import Plan
-
-Kept = TypeVar("Kept")
 
 
 class Needs(NamedTuple):
@@ -73,41 +69,6 @@ class State(Protocol):
 
 
 StateT = TypeVar("StateT", bound=State)
-
-
-class Problem:
-    """A target and the q to start from.
-
-    `once` caches what follows from these and the state but is expensive, such as buffers and programs. The cache may be
-    discarded at any time.
-    """
-
-    def __init__(
-        self,
-        target: AbstractTarget,
-        q: Family,
-        num_starts: int = 1,
-        families: tuple[str, ...] = (),
-        learns_centering: bool = False,
-        placement: Placement | None = None,
-        memory: int | None = None,
-    ):
-        self.target, self.q, self.num_starts = target, q, num_starts
-        self.placement = placement  # where arrays lie; None on one device
-        self.memory = memory or default_budget()  # bytes
-        self.learns_centering = learns_centering  # where q has a centring; a method may leave it as it is
-        self.families = families  # names that a method may choose from; empty where q is an instance of the user's
-        self._kept: dict[str, tuple[tuple[object, ...], Any]] = {}  # the type of a value depends on its name
-
-    def once(self, name: str, build: Callable[[], Kept], *of: object) -> Kept:
-        """The result of `build`, cached while the objects `of` stay the same: identical, or equal tuples of numbers."""
-        if name in self._kept:
-            before, value = self._kept[name]
-            if len(before) == len(of) and all(a is b or (type(a) is tuple and a == b) for a, b in zip(before, of)):
-                return value
-        value = build()
-        self._kept[name] = (of, value)
-        return value
 
 
 @dataclasses.dataclass(frozen=True)

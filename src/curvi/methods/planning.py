@@ -21,6 +21,7 @@ from curvi.family import Family
 from curvi.family.path import ExpandablePath
 from curvi.model.memory import TEMPORARIES
 from curvi.model.over_draws import widest_array
+from curvi.model.placement import bytes_here
 from curvi.model.target import AbstractTarget
 from curvi.record.plan import Plan
 from curvi.solve import Dense, ShermanMorrison, Woodbury
@@ -37,8 +38,8 @@ _COPIES_SOLVED = 3  # of the same by a solver that needs all of them at a time
 
 
 def data_bytes(target: AbstractTarget) -> int:
-    """Bytes of the arrays that a target holds."""
-    return sum(int(leaf.nbytes) for leaf in jax.tree.leaves(target) if eqx.is_array(leaf))
+    """Bytes of the arrays that a target holds, on one device or in the memory that several share."""
+    return sum(bytes_here(leaf) for leaf in jax.tree.leaves(target) if eqx.is_array(leaf))
 
 
 def one_draw(target: AbstractTarget, q: Family) -> int:

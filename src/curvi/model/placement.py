@@ -5,12 +5,14 @@ at once (`jax.jit` with `NamedSharding`); what lies spread is computed where it 
 """
 
 import dataclasses
+import math
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 ROWS, DRAWS, LATENTS = AXES = ("rows", "draws", "latents")
@@ -81,6 +83,12 @@ class Placement:
             )
         return False
 
+    def least(self, number: int) -> int:
+        """The smallest of a number that each process has its own of."""
+        if jax.process_count() == 1:
+            return number
+        return int(np.min(multihost_utils.process_allgather(np.asarray(number))))
+
     def __str__(self) -> str:
         kinds = sorted({device.device_kind for device in self.mesh.devices.flat})
         axes = ", ".join(f"{name} {size}" for name, size in self.shape)
@@ -94,6 +102,15 @@ def constrain(array, mesh: Mesh | None, *axes: str | None):
     if mesh is None:
         return array
     return jax.lax.with_sharding_constraint(array, NamedSharding(mesh, PartitionSpec(*axes)))
+
+
+def bytes_here(array) -> int:
+    """Bytes of an array in the memory of one device, or in that of the host where its devices share it."""
+    if not isinstance(array, jax.Array):
+        return int(array.nbytes)
+    shard = math.prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize
+    devices = array.sharding.addressable_devices
+    return shard * (len(devices) if next(iter(devices)).platform == "cpu" else 1)
 
 
 def only_writer() -> bool:

@@ -40,9 +40,8 @@ class Groups(NamedTuple):
     # -- on the host --------------------------------------------------------------------------------------------------
 
     def of_noise(self, noise: np.ndarray) -> jax.Array:
-        """Noise (chunks, CHUNK, n) on the devices, in groups."""
-        if self.mesh is None:
-            return jax.device_put(noise)
+        """Noise (chunks, CHUNK, n) on the devices of the mesh, in groups."""
+        assert self.mesh is not None
         place = Placement(self.mesh)
         if self.number == 1:
             return place.put(noise)

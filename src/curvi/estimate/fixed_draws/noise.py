@@ -113,7 +113,9 @@ class NoiseSource:
             rng = self.generator() if rng is None else rng
             rows = put(self._rows_of_chunks(self.target, on_host(part)[:num_chunks], rng))
         # Moved to the device in advance: a transfer at each call would cost some microseconds.
-        device = Buffer(self.groups.of_noise(buffer.reshape(size, CHUNK, -1)), part, count, rows, before)
+        chunks = buffer.reshape(size, CHUNK, -1)
+        chunks = put(chunks) if mesh is None else self.groups.of_noise(chunks)
+        device = Buffer(chunks, part, count, rows, before)
         return FixedNoise(values, num_parts, device, None if excess is None else excess(values))
 
     def _rows_of_chunks(self, target: MinibatchTarget, part: np.ndarray, rng) -> np.ndarray:

@@ -9,7 +9,7 @@ from curvi.estimate.fixed_draws.expansion import Excess, Expansion
 from curvi.estimate.fixed_draws.groups import CHUNK, ONE_GROUP, Groups
 from curvi.estimate.fixed_draws.local import Difference, FixedDrawsHessian, FixedDrawsModel, PartNoise
 from curvi.estimate.fixed_draws.noise import FixedNoise, NoiseSource, correction_draws
-from curvi.estimate.fixed_draws.sweep import Layout, Sweeps
+from curvi.estimate.fixed_draws.sweep import Plan, Sweeps
 from curvi.estimate.hybrid import Weighted
 from curvi.estimate.local import Counts
 from curvi.family import Family
@@ -64,7 +64,7 @@ class Objective:
         wanted = wanted if self.expandable else (_FOR_CENTERING if centering_of(q) is not None else 0)
         num_kept = min(-(-wanted // CHUNK), self.source.size) if isinstance(self.path, HostPath) else 0
         self._num_kept = num_kept
-        self.sweeps = Sweeps(target, q, self.source.size, Layout(num_kept, groups))
+        self.sweeps = Sweeps(target, q, self.source.size, Plan(num_kept, groups))
         # One-sided differences of gradients need double precision.
         self.always_exact = target.order == 1 or self.dtype != np.float64
         self.exact_products = self.always_exact

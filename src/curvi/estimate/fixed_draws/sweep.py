@@ -19,13 +19,13 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from curvi.estimate.fixed_draws.groups import CHUNK, ONE_GROUP, Groups
-from curvi.estimate.fixed_draws.structure import Unpack, combine, pack, split_structure
 from curvi.estimate.hybrid import weighed
 from curvi.family import Family
 from curvi.model.minibatch import MinibatchTarget
 from curvi.model.over_draws import over_draws
 from curvi.model.placement import Placement, constrain, on_host
 from curvi.model.target import AbstractTarget
+from curvi.record.packed import Unpack, combine, pack, split_structure
 
 # For XLA on a CPU. Level 3 takes longer to compile than level 1, and its code for wide loops can be slower. Fusion
 # emitters double the compilation time and do not speed up small loops; JAX 0.11 removed the option. XLA raises an error
@@ -100,7 +100,7 @@ class Products(NamedTuple):
     exact_product: Any = None
 
 
-class Layout(NamedTuple):
+class Plan(NamedTuple):
     """What else a program is compiled for: how many chunks have their single draws kept, and the groups of draws."""
 
     num_kept: int
@@ -110,11 +110,11 @@ class Layout(NamedTuple):
 class Sweeps:
     """The two programs for one target and family, as functions of numpy vectors.
 
-    Each also returns results at single draws for the first chunks (`Layout.num_kept`), which give rows of a Hessian.
+    Each also returns results at single draws for the first chunks (`Plan.num_kept`), which give rows of a Hessian.
     """
 
-    def __init__(self, target: AbstractTarget, q: Family, size: int, layout: Layout):
-        self.layout = layout
+    def __init__(self, target: AbstractTarget, q: Family, size: int, plan: Plan):
+        self.plan = plan
         self.structure, self.arrays = self.inputs(target, q)
         self._dtype = np.dtype(q.params.dtype)
         path, hybrid = q.path, not q.reparameterised
@@ -129,7 +129,7 @@ class Sweeps:
     def inputs(self, target: AbstractTarget, q: Family) -> tuple:
         """The structure and the arrays of a target and a q, on the devices of the mesh."""
         structure, arrays = split_structure(target, q)
-        mesh = self.layout.groups.mesh
+        mesh = self.plan.groups.mesh
         return structure, arrays if mesh is None else Placement(mesh).put_all(arrays)
 
     def gradients(self, c: np.ndarray, buffer: Buffer) -> Gradients:
@@ -153,7 +153,7 @@ class Sweeps:
 
     def _run(self, run, buffer: Buffer, *vectors):
         cast = (vector.astype(self._dtype) for vector in vectors)
-        return run(self.structure, self.layout, self.arrays, buffer, *cast)
+        return run(self.structure, self.plan, self.arrays, buffer, *cast)
 
 
 def rows_of(kept) -> np.ndarray:
@@ -165,10 +165,10 @@ def rows_of(kept) -> np.ndarray:
 
 
 @program(0, 1)
-def run_gradients(structure, layout: Layout, arrays, buffer: Buffer, c):
+def run_gradients(structure, plan: Plan, arrays, buffer: Buffer, c):
     """`Gradients` as one vector, and the gradients in x of the draws that are kept."""
     target, q = combine(structure, arrays)
-    num_kept, groups = layout
+    num_kept, groups = plan
     path, hybrid, each = q.path, not q.reparameterised, over_draws(target, groups.size)
 
     def add(index, sums):
@@ -197,7 +197,7 @@ def run_gradients(structure, layout: Layout, arrays, buffer: Buffer, c):
     each_draw = groups.zeros((len(buffer.noise),), True, (), c.dtype)
     summed = groups.zeros((), False, (MOST_PARTS, c.size), c.dtype)
     weights = (each_draw, summed) if hybrid else (None, None)
-    zero = (each_draw, summed, *weights, _nothing_kept(buffer, layout, c.dtype))
+    zero = (each_draw, summed, *weights, _nothing_kept(buffer, plan, c.dtype))
     values, grads, weight, weight_grads, kept = jax.lax.fori_loop(0, buffer.num_chunks, add, zero)
     found = Gradients(groups.one_axis(values), groups.total(grads))
     if hybrid:
@@ -209,10 +209,10 @@ def run_gradients(structure, layout: Layout, arrays, buffer: Buffer, c):
 
 
 @program(0, 1)
-def run_products(structure, layout: Layout, arrays, buffer: Buffer, c, along):
+def run_products(structure, plan: Plan, arrays, buffer: Buffer, c, along):
     """`Products` as one vector, and the products at the draws that are kept."""
     target, q = combine(structure, arrays)
-    num_kept, groups = layout
+    num_kept, groups = plan
     path, hybrid, each = q.path, not q.reparameterised, over_draws(target, groups.size)
 
     def add(index, sums):
@@ -235,7 +235,7 @@ def run_products(structure, layout: Layout, arrays, buffer: Buffer, c, along):
         return product + found, weight_product, _put(kept, bent, index) if num_kept else kept
 
     zero = groups.zeros((), False, (c.size,), c.dtype)
-    start = (zero, zero if hybrid else None, _nothing_kept(buffer, layout, c.dtype))
+    start = (zero, zero if hybrid else None, _nothing_kept(buffer, plan, c.dtype))
     product, weight_product, kept = jax.lax.fori_loop(0, buffer.num_chunks, add, start)
     exact = None if path.known_to_host else jax.jvp(jax.grad(_exact(q, buffer)), (c,), (along,))[1]
     turned = groups.total(weight_product) if hybrid else None
@@ -253,8 +253,8 @@ def _exact(q: Family, buffer: Buffer):
     return lambda params: q.replace(params).exact_part(q.replace(buffer.before))
 
 
-def _nothing_kept(buffer: Buffer, layout: Layout, dtype):
-    return layout.groups.zeros((layout.num_kept,), True, buffer.noise.shape[-1:], dtype)
+def _nothing_kept(buffer: Buffer, plan: Plan, dtype):
+    return plan.groups.zeros((plan.num_kept,), True, buffer.noise.shape[-1:], dtype)
 
 
 def _at(rows, index):

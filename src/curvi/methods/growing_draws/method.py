@@ -17,7 +17,7 @@ from curvi.family.centering import centering_of
 from curvi.family.centering_table import CenteringTable, centering_table
 from curvi.methods.base import Budget, FamilyRow, Method, Needs, News, Problem
 from curvi.methods.choice import open_rungs
-from curvi.methods.growing_draws.fresh import fresh_model
+from curvi.methods.growing_draws.corrections import fresh_model
 from curvi.methods.growing_draws.ladder import first_family, ladder, undecided
 from curvi.methods.growing_draws.rounds import first_draws, next_step, stand_still
 from curvi.methods.growing_draws.state import CenteringSearch, GrowingState

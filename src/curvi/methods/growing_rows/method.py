@@ -11,7 +11,7 @@ from curvi.certify.gain import UNKNOWN, Gain, unfinished
 from curvi.estimate.fixed_draws.objective import Objective
 from curvi.family.centering_table import CenteringTable
 from curvi.methods.base import Budget, FamilyRow, Method, Needs, News, Problem
-from curvi.methods.growing_draws.fresh import fresh_model
+from curvi.methods.growing_draws.corrections import fresh_model
 from curvi.methods.growing_draws.ladder import ladder
 from curvi.methods.growing_draws.method import GrowingDraws
 from curvi.methods.growing_draws.rounds import next_step, stand_still

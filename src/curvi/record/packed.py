@@ -11,13 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from curvi.family import Family
-from curvi.model.target import AbstractTarget
-
 _ARRAY = object()  # placeholder for an array in a structure
 
 
-def split_structure(target: AbstractTarget, q: Family):
+def split_structure(target, q):
     """A target and a q as a hashable structure and a tuple of arrays, including the model's data.
 
     A plain tuple avoids flattening modules at every call.
@@ -27,7 +24,7 @@ def split_structure(target: AbstractTarget, q: Family):
     return (tuple(_ARRAY if eqx.is_array(leaf) else leaf for leaf in leaves), tree), arrays
 
 
-def combine(structure, arrays) -> tuple[AbstractTarget, Family]:
+def combine(structure, arrays) -> tuple:
     rest, tree = structure
     given = iter(arrays)
     return jax.tree.unflatten(tree, [next(given) if leaf is _ARRAY else leaf for leaf in rest])

@@ -3,6 +3,7 @@
 import functools
 import importlib.metadata
 import json
+import os
 import platform
 import subprocess
 from pathlib import Path
@@ -16,7 +17,9 @@ _KEY = ("problem", "method", "setting", "seed", "device")
 
 @functools.cache
 def commit() -> str:
-    """The commit that is checked out, with a plus where the tree differs from it; empty outside of a checkout."""
+    """The commit that is checked out, with a plus where the tree differs from it; outside of a checkout, where only a
+    copy of the files is, what the variable CURVI_COMMIT says.
+    """
     here = Path(__file__).parent
 
     def git(*words: str) -> str:
@@ -25,7 +28,7 @@ def commit() -> str:
     try:
         return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--", "../src") else "")
     except (OSError, subprocess.CalledProcessError):
-        return ""
+        return os.environ.get("CURVI_COMMIT", "")
 
 
 @functools.cache

@@ -17,9 +17,11 @@ _KEY = ("problem", "method", "setting", "seed", "device")
 
 @functools.cache
 def commit() -> str:
-    """The commit that is checked out, with a plus where the tree differs from it; outside of a checkout, where only a
-    copy of the files is, what the variable CURVI_COMMIT says.
+    """The commit that is checked out, with a plus where the tree differs from it; in a copy of the files alone, what
+    the variable CURVI_COMMIT says.
     """
+    if said := os.environ.get("CURVI_COMMIT"):
+        return said
     here = Path(__file__).parent
 
     def git(*words: str) -> str:
@@ -28,7 +30,7 @@ def commit() -> str:
     try:
         return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--", "../src") else "")
     except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("CURVI_COMMIT", "")
+        return ""
 
 
 @functools.cache

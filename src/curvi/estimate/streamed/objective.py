@@ -120,7 +120,7 @@ class StreamedObjective:
         values = np.zeros((num_parts, MAX_DRAWS // num_parts), look.gradient.dtype)
         values[:, :num_draws] = look.values - look.values.mean()
         chunk = min(self.chunk, num_draws)
-        return scores(self.seed(look.stream), values, np.int32(num_draws), look.q.noise_size, chunk)
+        return scores(self.seed(look.stream), jnp.asarray(values), np.int32(num_draws), look.q.noise_size, chunk)
 
     def judge(self, look: Look, x, copied) -> Judged:
         return Judged(*(number.item() for number in jax.device_get(programs.judge(look.grads, x, copied))))

@@ -116,6 +116,16 @@ def test_fewer_draws_at_a_time_make_the_same_sums():
     assert np.allclose(tight.q.params, ample.q.params, rtol=1e-9, atol=1e-9)
 
 
+def test_fewer_stored_draws_at_a_time_make_the_same_sums():
+    target = tied(30, np.float64)
+    method = GrowingDraws(max_draws=256)
+    least = method.plan(Problem(target, MeanField(target), memory=1)).num_bytes
+    options = {"key": KEY, "method": method, "family": MeanField(target), "num_steps": 3, "progress": False}
+    tight, ample = curvi.fit(target, memory=least, **options), curvi.fit(target, **options)
+    assert plan_kept(tight).draws_at_once == 1 < plan_kept(ample).draws_at_once
+    assert np.allclose(tight.q.params, ample.q.params, rtol=1e-8, atol=1e-8)
+
+
 @pytest.mark.slow
 def test_fewer_scores_at_a_time_make_the_same_steps(monkeypatch):
     from curvi.estimate import made_score

@@ -16,7 +16,7 @@ from curvi.family import FAMILIES, Family
 from curvi.methods.base import Method, Problem
 from curvi.methods.centering import first_centering
 from curvi.methods.defaults import default_method
-from curvi.methods.first_family import asked_for, check_family, first_q, names_of
+from curvi.methods.first_family import asked_for, check_family, first_q, names_of, skewed_from_start
 from curvi.model.latents import num_elements
 from curvi.model.memory import default_budget
 from curvi.model.minibatch import MinibatchTarget, check_scale
@@ -39,6 +39,7 @@ def fit(
     key: PRNGKeyArray | None = None,
     family: Family | str | None = None,
     centering: Mapping | str | bool | None = None,
+    marginals: str | None = None,
     method: Method | None = None,
     num_steps: int | None = None,
     tolerance: float | None = None,
@@ -69,6 +70,9 @@ def fit(
         How far q's coordinates of latents a ~ Normal(loc, tau), loc or tau latent, are centred: from lambda = 1, a
         itself, to 0, (a - loc) / tau. "learn" is the default unless `family` is an instance; "off" leaves the model as
         written; a dict gives lambdas by latent. Names, draws and the ELBO's meaning stay the model's.
+    marginals
+        "normal", or "sinh_arcsinh": with a skewness and tails of their own. By default those of an instance, normal
+        where `family` is a name, and under "auto" skewed where that should gain more than 0.05 nats.
     method
         One of `curvi.methods`; by default the first row of `curvi.methods.DEFAULTS` that applies: Newton on growing
         draws for differentiable targets, regression on pooled draws where only values are available.
@@ -116,7 +120,9 @@ def fit(
         start = _opened(Path(start), target, kept_at, key)
     if start is not None:
         check_mesh(getattr(start, "checkpoint", None), () if placement is None else placement.shape)
-        key, family, method, num_starts = _resumed(target, start, key, family, centering, method, num_starts)
+        key, family, method, num_starts = _resumed(
+            target, start, key, (family, centering, marginals), method, num_starts
+        )
     _check_input(target, key, family, method, num_steps, tolerance, num_starts, max_seconds, max_evaluations, memory)
     assert key is not None
     target = target if placement is None else place(target, placement)
@@ -126,7 +132,7 @@ def fit(
         memory = placement.least(default_budget())
     tolerance = default_tolerance(num_elements(target.latents)) if tolerance is None else tolerance
     families = start.checkpoint.families if start is not None and start.checkpoint is not None else ()
-    families = names_of(family) if start is None else families
+    families = names_of(family, marginals) if start is None else families
     # A fit that is resumed began with this q, whatever it has become.
     q = first_q(target, families) if families or not isinstance(family, Family) else family
     reason = "asked for"
@@ -135,6 +141,7 @@ def fit(
     asked = asked_for(families)
     if asked is not None and not method.widens and start is None:
         q = FAMILIES[asked](target)
+    q = skewed_from_start(q, families, method) if start is None else q
     learns, clock = False, Clock() if start is None else Clock(start.seconds)
     with clock:
         if start is None:
@@ -217,7 +224,7 @@ def _opened(path: Path, target, kept_at: Path | None, key) -> Fit | None:
     )
 
 
-def _resumed(target, start, key, family, centering, method, num_starts) -> tuple:
+def _resumed(target, start, key, given, method, num_starts) -> tuple:
     """Key, q, method and number of starts of a fit that is resumed; ValueError if they do not match."""
     if not isinstance(start, Fit):
         raise ValueError(
@@ -226,8 +233,9 @@ def _resumed(target, start, key, family, centering, method, num_starts) -> tuple
         )
     if start.checkpoint is None:
         raise ValueError("start carries no state to resume from; family=start.q starts anew from its q")
-    if family is not None or num_starts != 1 or centering is not None:
-        raise ValueError("start has its own family, centring and starts; leave family, centering and num_starts out")
+    if num_starts != 1 or any(one is not None for one in given):
+        what = "family, centring, marginals and starts; leave family, centering, marginals and num_starts out"
+        raise ValueError(f"start has its own {what}")
     if key is not None and not same_key(key, start.checkpoint.key):
         raise ValueError("start is resumed with its own random key; leave key out")
     if start.method is None and method is None:

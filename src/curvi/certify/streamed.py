@@ -13,6 +13,7 @@ from curvi.estimate.streamed.programs import Solved, variance_of_columns
 from curvi.estimate.streamed.scores import Scores
 from curvi.family import Family
 from curvi.family.on_device import normal_on_device
+from curvi.model.placement import on_host
 from curvi.model.target import AbstractTarget
 from curvi.outcome import Outcome
 
@@ -89,7 +90,7 @@ def contradicted(objective: StreamedObjective, look: Look) -> np.ndarray | None:
         return None
     stream = (*look.stream, _STREAM)
     z_again, wider_again = _score_z(objective, objective.look(look.q, stream, look.num_draws, parts=True))
-    first, again = np.asarray(z), np.asarray(z_again)
+    first, again = on_host(z), on_host(z_again)
     twice = (np.abs(first) > _LARGEST_Z) & (np.sign(first) * again > _LARGEST_Z / 2)
     # If the joint test of the scales fails, all parameters are suspects.
     all_scales = abs(wider) > _LARGEST_Z_OF_ALL and np.sign(wider) * wider_again > _LARGEST_Z_OF_ALL / 2

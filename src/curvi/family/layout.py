@@ -20,6 +20,8 @@ from curvi.model.target import AbstractTarget
 from curvi.record.plain import register
 from curvi.solve.truncated_cg import Array as AnyArray
 
+_PARAMS = ("", "spread of ", "skewness of ", "tail of ")  # of a reparameterised factor, in labels
+
 
 @register
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +81,11 @@ class Layout:
             out[slot.latent.name] = slice(begin, begin + slot.count * k)
         return out
 
+    def location_scale(self, name: str) -> np.ndarray:
+        """The positions of locations and scales of one latent (elements, 2)."""
+        places = np.r_[self.parameter_slices()[name]]
+        return places.reshape(-1, self.factors_by_name()[name].num_params)[:, :2]
+
     @property
     def num_params(self) -> int:
         return sum(factor.num_params * n for factor, n in self.groups)
@@ -137,7 +144,7 @@ class Layout:
         return labels
 
     def parameter_labels(self) -> list[str]:
-        """ "a[0]" for the location of a factor, "spread of a[0]" for its scale.
+        """ "a[0]" for the location of a factor, "spread of a[0]" for its scale, and so on.
 
         Where a bijection mixes the elements of a latent (a simplex), its unconstrained coordinates are numbered:
         "a~[0]".
@@ -149,7 +156,7 @@ class Layout:
             at = f"{name}[{','.join(map(str, np.unravel_index(index, shape)))}]" if shape else name
             if not self.factor_of(slot).reparameterised:
                 return f"parameter {number} of {at}"
-            return f"spread of {at}" if number else at
+            return _PARAMS[number] + at
 
         return self._named(label)
 
@@ -165,8 +172,8 @@ class Layout:
         return labels
 
     def by_param(self, kind: Callable[[Factor], object]) -> np.ndarray:
-        """One entry per parameter: `kind` of its factor."""
-        return np.concatenate([np.full(n * f.num_params, kind(f)) for f, n in self.groups])
+        """One entry per parameter: `kind` of its factor, one for all of its parameters or one each."""
+        return np.concatenate([np.tile(np.broadcast_to(kind(f), f.num_params), n) for f, n in self.groups])  # pyright: ignore
 
     def by_noise_column(self, weights: np.ndarray) -> np.ndarray | None:
         """Weights of the parameters from weights of the columns of the noise; None if a factor has several columns."""
@@ -187,9 +194,9 @@ class Layout:
         """The largest of the ln scales and of the likely draws that a bijection maps to a support."""
         largest, places = -np.inf, self.parameter_slices()
         for slot in self.slots:
-            if not isinstance(self.factor_of(slot), Normal):
+            if not (factor := self.factor_of(slot)).location_scale:
                 continue
-            mean, log_scale = params[places[slot.latent.name]].reshape(-1, 2).T
+            mean, log_scale = params[places[slot.latent.name]].reshape(-1, factor.num_params).T[:2]
             reached = np.max(np.abs(mean) + 3 * np.exp(log_scale)) if slot.pushed else -np.inf
             largest = max(largest, float(log_scale.max()), float(reached))
         return largest

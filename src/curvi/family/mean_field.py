@@ -5,6 +5,7 @@ vectorised group. A draw x is a tuple with one array (n, *event) per group, in *
 support, before any bijection.
 """
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 
 import equinox as eqx
@@ -16,13 +17,15 @@ from jaxtyping import Array, Float
 
 from curvi.curvature.blocks import BlockDiagonal, join, split
 from curvi.family.base import Family
-from curvi.family.centering import Centering, recentered_columns, with_amounts
+from curvi.family.centering import Centering, recentered_columns, with_amounts, with_centering
 from curvi.family.continuous import Normal
 from curvi.family.discrete_values import every_value
 from curvi.family.factor import Factor
 from curvi.family.layout import Layout, lay_out
 from curvi.family.normal_path import NormalPath
 from curvi.family.path import DirectPath, Path
+from curvi.family.shapes import NORMAL, check_marginals
+from curvi.family.skewed_factor import SinhArcsinh, with_shape
 from curvi.family.vector import join_slots, sampled_moments, split_slots
 from curvi.family.widening import why_not_full_rank
 from curvi.model.latents import Latent
@@ -45,14 +48,19 @@ class MeanField(Family[Draw]):
     factors
         `curvi.factors` by latent name. Default by support: a Normal pushed through numpyro's `biject_to` for
         continuous latents, Bernoulli, Categorical or Poisson for boolean, bounded integer and count latents.
+    marginals
+        "sinh_arcsinh" makes the default for continuous latents `curvi.factors.SinhArcsinh`, with a skewness and tails.
     """
 
     params: Float[Array, " P"]
     layout: Layout = eqx.field(static=True)
     centering: Centering | None = None
 
-    def __init__(self, target: AbstractTarget, factors: Mapping[str, Factor] | None = None):
-        self.layout, params = lay_out(target, dict(factors or {}))
+    def __init__(self, target: AbstractTarget, factors: Mapping[str, Factor] | None = None, marginals: str = NORMAL):
+        given = dict(factors or {})
+        if check_marginals(marginals) != NORMAL:
+            given = {la.name: SinhArcsinh() for la in target.latents if not la.discrete} | given
+        self.layout, params = lay_out(target, given)
         self.centering = None
         self.params = jax.device_put(params)
 
@@ -65,10 +73,21 @@ class MeanField(Family[Draw]):
         object.__setattr__(made, "centering", None)
         return made
 
+    @property
+    def skewed(self) -> bool:
+        """Whether a factor has a skewness and tails of its own."""
+        return any(isinstance(factor, SinhArcsinh) for factor in self.layout.factors)
+
+    def with_skew(self) -> "MeanField":
+        """The same q with skewed factors in the place of normal ones, of shapes that are normal yet."""
+        factors, params = zip(*(with_shape(f, p) for f, p in self._with_params()))
+        made = MeanField.assemble(join(params), dataclasses.replace(self.layout, factors=factors))
+        return with_centering(made, self.centering)
+
     def recentered(self, amounts: Float[np.ndarray, " E"]) -> "MeanField":
         assert self.centering is not None
-        places = [np.r_[self.parameter_slices()[name]] for name in self.centering.names]
-        (at, scale_at), params = np.concatenate(places).reshape(-1, 2).T, np.array(self.params)
+        at, scale_at = np.concatenate([self.layout.location_scale(name) for name in self.centering.names]).T
+        params = np.array(self.params)
         params[at], log_factor = recentered_columns(self, amounts)
         params[scale_at] += log_factor
         return with_amounts(self.replace(jax.device_put(params)), amounts)
@@ -106,13 +125,8 @@ class MeanField(Family[Draw]):
         A unit natural-gradient step then ends at the best factor given the others, if that lies in the family.
         Where there are no natural parameters, or the line leaves the family, it is straight in the factor's parameters.
         """
-        direction = self.fisher().factorise().solve_transpose(whitened_step)
-        parts = []
-        for (factor, params), along in zip(self._with_params(), self.split(direction)):
-            moved = factor.from_natural(jnp.add(*jax.jvp(factor.natural, (params,), (along,))))
-            valid = jnp.all(jnp.isfinite(moved), -1, keepdims=True)
-            parts.append(jnp.where(valid, moved, params + along))
-        return self.replace(join(parts))
+        direction = self.split(self.fisher().factorise().solve_transpose(whitened_step))
+        return self.replace(join([f.moved(p, along) for (f, p), along in zip(self._with_params(), direction)]))
 
     def sample(self, key) -> Draw:
         keys = jax.random.split(key, len(self.layout.factors))

@@ -97,11 +97,12 @@ class Placement:
         return f"{self.mesh.size} x {', '.join(kinds)}{processes} ({axes})"
 
 
-def constrain(array, mesh: Mesh | None, *axes: str | None):
-    """In a program: an array that lies spread over these axes of a mesh; the same array without one."""
+def constrain(array, mesh: Mesh | None, *axes):
+    """In a program: an array that lies spread over those of these axes that a mesh has; the same array without one."""
     if mesh is None:
         return array
-    return jax.lax.with_sharding_constraint(array, NamedSharding(mesh, PartitionSpec(*axes)))
+    known = (None if isinstance(axis, str) and axis not in mesh.axis_names else axis for axis in axes)
+    return jax.lax.with_sharding_constraint(array, NamedSharding(mesh, PartitionSpec(*known)))
 
 
 def bytes_here(array) -> int:

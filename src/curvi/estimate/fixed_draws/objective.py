@@ -1,5 +1,6 @@
 """The ELBO on fixed noise as a function of numpy vectors, with the derivatives for a Newton step."""
 
+import math
 import threading
 
 import numpy as np
@@ -28,6 +29,7 @@ LARGEST_HESSIAN = 10_240  # largest dimension: two matrices of 840 MB
 # standard error is at least the second, in nats. A useless one, or one hidden by batch noise, is harmless.
 _MISLED, _MISLED_ERROR = 2.0, 1.0
 _LARGEST_WIDENED = 500  # dimensions up to which the expected Hessian may be asked for
+_MOST_KEPT, _KEPT_NUMBERS = 1024, 2**16  # draws, and numbers in all, that a prediction is made of
 _FOR_CENTERING = 64  # draws whose gradients tell how centred latents are to be, where nothing else needs them
 _NO_COUNTS = Counts()
 
@@ -62,8 +64,11 @@ class Objective:
         self.counts = CallCounts()
         self.difference: Difference | None = None  # what fresh draws add, where the target is a sample of rows
         # For rows of the Hessian at the mean, and for the expected Hessian.
-        wanted = correction_draws(self.dimension) if self.dimension <= _LARGEST_WIDENED else self.dimension
-        wanted = wanted if self.expandable else (_FOR_CENTERING if centering_of(q) is not None else 0)
+        wanted = self.dimension
+        if self.dimension <= _LARGEST_WIDENED:
+            wanted = max(correction_draws(self.dimension), min(_MOST_KEPT, _KEPT_NUMBERS // self.dimension))
+        known = host is not None and host.gaussian and self.dimension <= _LARGEST_WIDENED
+        wanted = wanted if self.expandable or known else _kept_for_centering(q)
         num_kept = min(-(-wanted // CHUNK), self.source.size) if isinstance(self.path, HostPath) else 0
         self._num_kept = num_kept
         self.sweeps = Sweeps(target, q, self.source.size, Plan(num_kept, groups, at_once))
@@ -261,3 +266,8 @@ class Objective:
     def _count(self, fixed: FixedNoise, products: bool = False) -> None:
         num_draws = fixed.num_chunks * CHUNK
         self.counts = self.counts.plus(hvp=num_draws) if products else self.counts.plus(num_draws, num_draws)
+
+
+def _kept_for_centering(q: Family) -> int:
+    """Draws of which each is kept where lambdas are learned: only all of a climb together have matched moments."""
+    return 0 if centering_of(q) is None else max(_FOR_CENTERING, 2 ** math.ceil(math.log2(q.min_draws + 1)))

@@ -18,6 +18,7 @@ from curvi.methods.streamed_newton.climb import climb, few_look, few_of, start
 from curvi.methods.streamed_newton.corrections import correct, fresh_look
 from curvi.methods.streamed_newton.state import StreamedState
 from curvi.model.over_draws import widest_array
+from curvi.model.placement import AXES
 from curvi.outcome import Outcome
 from curvi.record.counts import CallCounts
 from curvi.record.plain import register
@@ -53,6 +54,7 @@ class StreamedNewton(Method[StreamedState]):
     max_draws: int = eqx.field(static=True, default=MAX_DRAWS)
     needs: ClassVar[Needs] = Needs(order=2, path=True)
     default_num_steps: ClassVar[int] = 500
+    mesh_axes: ClassVar[tuple[str, ...]] = AXES
 
     def __check_init__(self):
         for name, least in {"first_draws": 4, "fresh_draws": 4 * NUM_PARTS, "max_draws": 4 * NUM_PARTS}.items():
@@ -134,6 +136,7 @@ def _objective(method: StreamedNewton, problem: Problem, key) -> StreamedObjecti
     """The objective, made once per run."""
 
     def make() -> StreamedObjective:
-        return StreamedObjective.of(problem.target, problem.q, key, draws_at_once(problem), method.max_draws)
+        chunk = draws_at_once(problem)
+        return StreamedObjective.of(problem.target, problem.q, key, chunk, method.max_draws, problem.placement)
 
     return problem.once("objective", make)

@@ -82,6 +82,11 @@ def _flights() -> dict:
     return {**found, "distance": _standard(t.distance), "y": (t.arr_delay > 15).to_numpy(int)}
 
 
+def _returns() -> dict:
+    """The last 1,000 daily returns of the S&P 500 from 1990 to 1999, in per cent."""
+    return {"y": np.asarray(_table("MASS", "SP500").iloc[:, -1], float)[-1_000:]}
+
+
 READ: dict[str, Callable[[], dict]] = {
     "cbpp": _cbpp,
     "sleepstudy": _sleepstudy,
@@ -90,6 +95,7 @@ READ: dict[str, Callable[[], dict]] = {
     "flights": _flights,
     "chem97": _chem97,
     "insteval": _insteval,
+    "returns": _returns,
 }
 
 
@@ -196,28 +202,59 @@ def _models() -> dict[str, Callable]:
             logit = logit + effect[codes[name]]
         sample("late", dist.Bernoulli(logits=logit), obs=y)
 
+    def returns(y):
+        """Daily returns whose log variance is a random walk."""
+        level, step = sample("level", dist.Normal(0.0, 2.0)), sample("step", dist.HalfNormal(0.5))
+        path = sample("path", dist.GaussianRandomWalk(step, len(y)))
+        sample("obs", dist.Normal(0.0, jnp.exp((level + path) / 2)), obs=y)
+
     return dict(
         cbpp=cbpp, sleepstudy=sleepstudy, grouseticks=grouseticks, contraception=contraception, flights=flights,
-        chem97=chem97, insteval=insteval,
+        chem97=chem97, insteval=insteval, returns=returns,
     )  # fmt: skip
 
 
 _NUM_LEVELS = {"carrier": 16, "origin": 3, "month": 12, "hour": 20, "dest": 105}
-NAMES = tuple(READ)
+# Of flights a random part of the rows, too.
+NAMES = (
+    "cbpp",
+    "sleepstudy",
+    "grouseticks",
+    "contraception",
+    "flights",
+    "chem97",
+    "insteval",
+    "flights_50000",
+    "returns",
+)
+# The scalars that people report: coefficients and scales, whose site has no more elements than this and no plate.
+MOST_ELEMENTS = 6
 
 
 def model(name: str) -> tuple[Callable, dict]:
     """The NumPyro model of a problem and its arguments."""
-    columns = data(name)
-    if name == "flights":
-        rows = np.random.default_rng(0).choice(len(columns["y"]), FLIGHT_ROWS, replace=False)
+    kind, _, size = name.partition("_")
+    columns = data(kind)
+    if kind == "flights":
+        rows = np.random.default_rng(0).choice(len(columns["y"]), int(size or FLIGHT_ROWS), replace=False)
         for group in FLIGHT_GROUPS:
             _NUM_LEVELS[group] = int(columns[group].max()) + 1
         columns = {key: column[rows] for key, column in columns.items()}
     columns["y"] = columns["y"].astype(float)
-    return _models()[name], columns
+    return _models()[kind], columns
+
+
+def scalars(target) -> list[str]:
+    """Names of the coefficients and scales of a model, element by element."""
+    grouped = {name for members in target.origin.plates.values() for name in members}
+    found = []
+    for latent in target.latents:
+        size = int(np.prod(latent.shape))
+        if latent.name not in grouped and size <= MOST_ELEMENTS:
+            found += [latent.name] if not latent.shape else [f"{latent.name}[{i + 1}]" for i in range(size)]
+    return found
 
 
 if __name__ == "__main__":
-    for each in NAMES:
+    for each in READ:
         print(each, {key: column.shape for key, column in data(each).items()})

@@ -4,7 +4,8 @@
 
 A warm fit of a small target is followed by Python's profiler, so that what is only traced into programs is left out,
 from the moment that the run begins: before it, `fit.py` has checked its input and `methods/defaults.py` chosen the
-method. Left out is what only holds or describes: `record/`, `model/`, `family/`, states and the interface of methods.
+method. Left out is what only holds or describes: `record/`, `model/`, `family/`, states, the interface of methods, the
+table of families with its rule and predictions, and the layout of programs.
 """
 
 import sys
@@ -21,6 +22,8 @@ import curvi  # noqa: E402
 ROOT = Path(curvi.__file__).parent
 _SHOWN = 4  # functions a file
 _HOLDS = ("record/", "model/", "family/", "methods/base.py", "methods/growing_draws/state.py", "fit.py", "results.py")
+_HOLDS += ("methods/rung.py", "methods/rungs.py", "methods/choice.py", "methods/family_rows.py", "certify/predicted")
+_HOLDS += ("estimate/fixed_draws/structure.py", "estimate/fixed_draws/groups.py")
 
 
 def walk() -> dict[str, list[str]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import equinox as eqx
 import jax
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import PRNGKeyArray
 
 from curvi.certify.gain import default_tolerance
@@ -17,11 +18,14 @@ from curvi.methods.centering import first_centering
 from curvi.methods.defaults import default_method
 from curvi.methods.first_family import asked_for, check_family, first_q, names_of
 from curvi.model.latents import num_elements
+from curvi.model.memory import default_budget
 from curvi.model.minibatch import MinibatchTarget, check_scale
+from curvi.model.placement import Placement, only_writer
 from curvi.model.rows.source import RowsError
+from curvi.model.spread import place
 from curvi.model.target import AbstractTarget
 from curvi.outcome import Outcome
-from curvi.record.checkpoint import Checkpoint, check_key, same_key
+from curvi.record.checkpoint import Checkpoint, check_key, check_mesh, same_key
 from curvi.record.clock import Clock
 from curvi.record.keeper import CheckpointError, Keeper, checked_path
 from curvi.record.progress import open_progress
@@ -45,6 +49,8 @@ def fit(
     checkpoint_seconds: float = 60.0,
     max_seconds: float | None = None,
     max_evaluations: int | None = None,
+    mesh: Mesh | None = None,
+    memory: int | None = None,
 ) -> Fit:
     """Fit a variational distribution q to a target.
 
@@ -87,24 +93,37 @@ def fit(
     max_seconds, max_evaluations
         Limits on wall time, including compilation, and on evaluations of the model per draw (a Hessian-vector product
         counts as two). They end the fit between two steps; estimating the remaining gain then comes on top.
+    mesh
+        Devices to share the work, such as `jax.make_mesh((8,), ("draws",))`: with an axis `draws` each computes some of
+        the draws, with `rows` some rows of the data, with `latents` (many latents) some of these. See docs/devices.md.
+    memory
+        Bytes that the fit may take, on the device and on the host: buffers are cut for it before anything runs, and
+        `fit.plan` says how; what cannot fit is refused. By default three quarters of the total of the smaller.
 
     Returns
     -------
-    A `Fit`. Numerical problems are reported in its outcome. Raises ValueError for invalid input or if no finite start
-    exists; BlackBoxError if a black box fails, RowsError if rows changed, CheckpointError if the checkpoint cannot be
-    written (`fit` of these: so far).
+    A `Fit`, whose outcome reports numerical problems. Raises ValueError for invalid input or without a finite start;
+    BlackBoxError, RowsError (rows changed) or CheckpointError (not written) with the `fit` so far.
     """
     if not isinstance(target, AbstractTarget):
         raise ValueError(
             f"target must be a curvi Target, MinibatchTarget or from_numpyro(model, ...); got {type(target).__name__}"
         )
+    placement = None if mesh is None else Placement.on(mesh)
+    writes = only_writer() or placement is None
     kept_at = None if checkpoint is None else checked_path(checkpoint, checkpoint_seconds)
     if isinstance(start, str | os.PathLike):
         start = _opened(Path(start), target, kept_at, key)
     if start is not None:
+        check_mesh(getattr(start, "checkpoint", None), () if placement is None else placement.shape)
         key, family, method, num_starts = _resumed(target, start, key, family, centering, method, num_starts)
-    _check_input(target, key, family, method, num_steps, tolerance, num_starts, max_seconds, max_evaluations)
+    _check_input(target, key, family, method, num_steps, tolerance, num_starts, max_seconds, max_evaluations, memory)
     assert key is not None
+    target = target if placement is None else place(target, placement)
+    if memory is None and start is not None and start.plan is not None:
+        memory = start.plan.memory  # the same bits as if it had never stopped
+    if memory is None and placement is not None:
+        memory = placement.least(default_budget())
     tolerance = default_tolerance(num_elements(target.latents)) if tolerance is None else tolerance
     families = start.checkpoint.families if start is not None and start.checkpoint is not None else ()
     families = names_of(family) if start is None else families
@@ -112,7 +131,7 @@ def fit(
     q = first_q(target, families) if families or not isinstance(family, Family) else family
     reason = "asked for"
     if method is None:
-        method, reason = default_method(Problem(target, q, num_starts, families))
+        method, reason = default_method(Problem(target, q, num_starts, families, False, placement, memory))
     asked = asked_for(families)
     if asked is not None and not method.widens and start is None:
         q = FAMILIES[asked](target)
@@ -120,29 +139,33 @@ def fit(
     with clock:
         if start is None:
             q, learns = first_centering(target, q, centering, method, isinstance(family, Family))
-    problem = Problem(target, q, num_starts, families, learns)
+    problem = Problem(target, q, num_starts, families, learns, placement, memory)
     # What the mean field will become.
-    last = Problem(target, FAMILIES[asked](target), num_starts, families) if asked is not None else problem
+    wider = None if asked is None else FAMILIES[asked](target)
+    last = problem if wider is None else Problem(target, wider, num_starts, families, False, placement, memory)
     if (why := method.why_not(last)) is not None:
+        raise ValueError(why)
+    plan = problem.once("plan", lambda: method.plan(last))
+    if (why := plan.why_not(type(method).__name__)) is not None:
         raise ValueError(why)
     if start is not None:
         reason = start.reason
         if start.converged and start.remaining_gain + 2 * start.remaining_gain_se <= tolerance:
             return start
     limits = Limits(method.default_num_steps if num_steps is None else num_steps, max_seconds, max_evaluations)
-    with clock, open_progress(progress, limits.num_steps, tolerance) as display:
+    with clock, open_progress(progress and writes, limits.num_steps, tolerance) as display:
         if start is None:
             checks = check_scale(target, key) if isinstance(target, MinibatchTarget) and not target.streamed else 0
             run = Run.begin(method, problem, key, clock, display)
             run.counts = run.counts.plus(log_density=checks)
         else:
             run = Run.resume(method, problem, _rebound(start.checkpoint, target), clock, display)
-        if kept_at is not None:
+        if kept_at is not None and writes:
             write = lambda: _as_fit(run, Outcome.INTERRUPTED, tolerance, reason).save(kept_at)  # noqa: E731
             run.keeper = Keeper(kept_at, checkpoint_seconds, write)
         outcome = run.until(limits, tolerance)
     found = _as_fit(run, outcome, tolerance, reason)
-    if kept_at is not None and (run.failure is None or isinstance(run.failure, RowsError)):
+    if kept_at is not None and writes and (run.failure is None or isinstance(run.failure, RowsError)):
         try:
             Keeper(kept_at, 0.0, lambda: found.save(kept_at)).keep()
         except CheckpointError as error:
@@ -178,6 +201,7 @@ def _as_fit(run: Run, outcome: Outcome, tolerance: float, reason: str) -> Fit:
         families=run.method.families(run.problem, run.state),
         centering=run.method.centering(run.state),
         checkpoint=run.checkpoint(tolerance),
+        plan=run.problem.once("plan", lambda: run.method.plan(run.problem)),
     )
 
 
@@ -224,16 +248,16 @@ def _rebound(checkpoint: Checkpoint | None, target: AbstractTarget) -> Checkpoin
     return dataclasses.replace(checkpoint, state=state)
 
 
-def _check_input(target, key, family, method, num_steps, tolerance, num_starts, max_seconds, max_evaluations) -> None:
+def _check_input(target, key, family, method, num_steps, tolerance, num_starts, max_seconds, max_evaluations, memory):
     check_key(key)
     check_family(family, target)
     if method is not None and not isinstance(method, Method):
         raise ValueError(f"method must be one of curvi.methods, as an instance; got {method!r}")
-    for name, number in {"num_steps": num_steps, "max_evaluations": max_evaluations, "num_starts": num_starts}.items():
+    counted = {"num_steps": num_steps, "max_evaluations": max_evaluations, "num_starts": num_starts, "memory": memory}
+    for name, number in counted.items():
         if number is not None and (not isinstance(number, int) or isinstance(number, bool) or number < 1):
-            raise ValueError(
-                f"{name} must be a positive integer{'' if name == 'num_starts' else ' or None'}; got {number!r}"
-            )
+            what = "integer" if name == "num_starts" else "integer or None"
+            raise ValueError(f"{name} must be a positive {what}; got {number!r}")
     if tolerance is not None and not (isinstance(tolerance, int | float) and tolerance > 0):
         raise ValueError(f"tolerance must be a positive number of nats or None; got {tolerance!r}")
     if max_seconds is not None and not (isinstance(max_seconds, int | float) and max_seconds > 0):

@@ -27,6 +27,7 @@ from curvi.outcome import Outcome
 from curvi.record.checkpoint import Checkpoint
 from curvi.record.counts import CallCounts
 from curvi.record.history import History, Seconds
+from curvi.record.plan import Plan
 from curvi.report.arviz import to_arviz
 from curvi.report.html import write_report
 from curvi.report.table import summarise
@@ -60,8 +61,8 @@ class Fit:
         One row per family that could be chosen: parameters, predicted gain, chosen or not, why.
     centering
         How far latents with a location and a scale are centred: `fit.centering["theta"].amount`.
-    checkpoint
-        The state that `curvi.fit(target, start=fit)` resumes from.
+    checkpoint, plan
+        The state that `curvi.fit(target, start=fit)` resumes from; the memory that the fit was to take at most.
     """
 
     q: Family
@@ -84,6 +85,7 @@ class Fit:
     families: tuple[FamilyRow, ...] = ()
     centering: CenteringTable = dataclasses.field(default_factory=CenteringTable)
     checkpoint: Checkpoint | None = dataclasses.field(repr=False, default=None)
+    plan: Plan | None = dataclasses.field(repr=False, default=None)
 
     @property
     def converged(self) -> bool:
@@ -116,9 +118,7 @@ class Fit:
         return mean_and_sd(self.target, self.q)
 
     def quantiles(self, probabilities, kind: str = "q") -> dict[str, np.ndarray]:
-        """Posterior quantiles by name, on the model's supports, with a first axis for the probabilities; of q, or of
-        the corrected normal distribution (see `sample`).
-        """
+        """Posterior quantiles by name, on the model's supports, with a first axis for the probabilities (`sample`)."""
         return quantiles(self.target, self._family(kind), probabilities)
 
     def mean(self, kind: str = "q") -> dict[str, np.ndarray]:

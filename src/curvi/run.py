@@ -8,7 +8,9 @@ import dataclasses
 import time
 from typing import Generic
 
+import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from jaxtyping import PRNGKeyArray
 
 from curvi.certify.gain import UNKNOWN, Gain, unfinished
@@ -105,7 +107,7 @@ class Run(Generic[StateT]):
         while True:
             if taken >= limits.num_steps:
                 return Outcome.MAX_STEPS
-            if limits.max_seconds is not None and self.clock.elapsed() >= limits.max_seconds:
+            if limits.max_seconds is not None and self._agreed(self.clock.elapsed() >= limits.max_seconds):
                 return Outcome.MAX_SECONDS
             if limits.max_evaluations is not None and self.counts.evaluations - spent >= limits.max_evaluations:
                 return Outcome.MAX_EVALUATIONS
@@ -125,7 +127,15 @@ class Run(Generic[StateT]):
             if self.keeper is not None:
                 self.keeper.keep_if_due()
             passed = time.perf_counter() - before
+            if jax.process_count() > 1:
+                continue  # one step at a time: clocks differ, and what processes do must not
             size = int(np.clip(size * _ADVANCE_SECONDS / max(passed, 1e-3), 1, min(2 * size, _MOST_STEPS)))
+
+    def _agreed(self, late: bool) -> bool:
+        """What the first process says of the time, on every process of a mesh."""
+        if self.problem.placement is None or jax.process_count() == 1:
+            return late
+        return bool(multihost_utils.broadcast_one_to_all(np.asarray(late)))
 
     def _keep(self, gain: Gain) -> None:
         self.gain = gain if gain.copies else dataclasses.replace(gain, copies=self.gain.copies)
@@ -155,7 +165,8 @@ class Run(Generic[StateT]):
 
     def checkpoint(self, tolerance: float) -> Checkpoint:
         problem = self.problem
-        settings = (float(tolerance), problem.num_starts, problem.families)
+        mesh = () if problem.placement is None else problem.placement.shape
+        settings = (float(tolerance), problem.num_starts, problem.families, mesh)
         return Checkpoint(self.key, self.state, self.history(), self.counts, *settings)
 
 

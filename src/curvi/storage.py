@@ -115,6 +115,7 @@ def read(path, target: AbstractTarget | None = None) -> tuple[dict[str, Any], di
         "suspects": tuple(said["suspects"]),
         "families": tuple(again(row) for row in said.get("families", ())),
         "centering": again(said["centering"]) if "centering" in said else CenteringTable(),
+        "plan": again(said["plan"]) if "plan" in said else None,
         "checkpoint": _read_checkpoint(said["checkpoint"], again, history, counts),
     }
     return fields, {name: again(said[name]) for name in _KNOWN if said.get(name) is not None}
@@ -143,6 +144,7 @@ def _describe(fit: "Fit", arrays: list[np.ndarray]) -> dict:
         "order": fit.target.order,
         "method": _or_none(fit.method, arrays),  # optax optimisers consist of functions, which cannot be saved
         "reason": fit.reason,
+        "plan": keep(fit.plan),
         "dtype": str(fit.q.params.dtype),
         "q": keep(fit.q),
         "checkpoint": None if fit.checkpoint is None else _describe_checkpoint(fit.checkpoint, arrays),
@@ -171,6 +173,7 @@ def _describe_checkpoint(checkpoint: Checkpoint, arrays) -> dict:
         "tolerance": checkpoint.tolerance,
         "num_starts": checkpoint.num_starts,
         "families": list(checkpoint.families),
+        "mesh": [list(axis) for axis in checkpoint.mesh],
     }
 
 
@@ -183,7 +186,9 @@ def _read_checkpoint(said: dict | None, again, history: History, counts: CallCou
     else:
         state = again(state)
     families = tuple(said.get("families", ()))
-    return Checkpoint(again(said["key"]), state, history, counts, said["tolerance"], said["num_starts"], families)
+    mesh = tuple((str(name), int(size)) for name, size in said.get("mesh", ()))
+    settings = (said["tolerance"], said["num_starts"], families, mesh)
+    return Checkpoint(again(said["key"]), state, history, counts, *settings)
 
 
 def _check_precision(name: str) -> None:

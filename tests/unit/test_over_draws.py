@@ -63,6 +63,10 @@ def test_draws_of_large_matrices_go_one_by_one_with_the_same_result(function):
     assert over_draws(with_matrix(4, function), 8) is jax.vmap
 
 
-def test_densities_without_matrices_are_vectorised():
+def test_densities_without_matrices_are_vectorised_as_far_as_memory_is_near():
     target = curvi.Target(lambda theta: -jnp.sum(theta["x"] ** 2), {"x": np.zeros(1000)})
-    assert over_draws(target, 10**6) is jax.vmap
+    assert over_draws(target, 10**3) is jax.vmap
+    some = over_draws(target, 10**4)
+    assert some is not jax.vmap
+    draws = {"x": jnp.linspace(-1.0, 1.0, 10**7).reshape(10**4, 1000)}
+    np.testing.assert_allclose(some(target.full())(draws), jax.vmap(target.full())(draws), rtol=1e-12)

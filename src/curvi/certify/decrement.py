@@ -28,12 +28,12 @@ _SCORE_DRAWS = 4096
 _PROBE = CG(tolerance=1e-2, max_steps=50)
 
 
-def certify(target: AbstractTarget, q: Family, key) -> Gain:
+def certify(target: AbstractTarget, q: Family, key, memory: int | None = None) -> Gain:
     """The certificate of q: pathwise curvature where the target has two derivatives, Stein's where it has one, score
     curvature elsewhere; the last two shrunk by their noise.
     """
     if streams(target, q):
-        return streamed_certificate(target, q, key)
+        return streamed_certificate(target, q, key, memory)
     nats, error, counts = _certify(target, q, key)
     calls = CallCounts(*(int(number) for number in jax.tree.leaves(counts)))
     return Gain(as_finite_or_inf(nats), as_finite_or_inf(error), counts=calls)

@@ -118,9 +118,9 @@ def streams(target: AbstractTarget, q: Family) -> bool:
     return plain and q.noise_size * _DRAWS * q.params.dtype.itemsize > _STORED
 
 
-def streamed_certificate(target: AbstractTarget, q: Family, key) -> Gain:
+def streamed_certificate(target: AbstractTarget, q: Family, key, memory: int | None = None) -> Gain:
     """The remaining gain of any q that `streams`, on draws of its own."""
-    objective = StreamedObjective.of(target, q, key, min(at_once(target, q), 32), _DRAWS)
+    objective = StreamedObjective.of(target, q, key, min(at_once(target, q, memory), 32), _DRAWS)
     look = objective.look(q, (_STREAM, 0), _DRAWS, parts=True)
     gain = weigh(objective, look, ((_STREAM, 1), _FEW)).gain if look.finite() else UNKNOWN
     return dataclasses.replace(gain, counts=objective.counts)

@@ -11,12 +11,12 @@ from curvi.diagnostics import on_draws
 from curvi.diagnostics.dense_curvature import DenseCurvature
 from curvi.estimate.fixed_draws.local import HostRoot
 from curvi.estimate.fixed_draws.noise import matched_noise
-from curvi.estimate.fixed_draws.sweep import split_structure
 from curvi.family import Family
 from curvi.family.normal_path import NormalPath
 from curvi.family.path import HostPath
 from curvi.model.over_draws import widest_array
 from curvi.model.target import AbstractTarget
+from curvi.record.packed import split_structure
 
 DENSE = 2048  # parameters up to which a matrix without structure is formed
 LARGEST_BLOCK = 4608  # normal factors up to which the three blocks are formed: 510 MB

@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from curvi.estimate.fixed_draws.sweep import combine, program
+from curvi.estimate.fixed_draws.sweep import program
 from curvi.model.over_draws import over_draws
+from curvi.record.packed import combine
 
 
 def _log_joint(density):

@@ -18,7 +18,8 @@ from curvi.model.target import AbstractTarget
 from curvi.record.plain import register
 
 _STORED = 2**26  # bytes of scores up to which they are stored
-_AT_ONCE = 8  # draws of a chunk, which takes about a dozen vectors of the parameters for each
+MOST_AT_ONCE = 8  # draws of a chunk, which takes about a dozen vectors of the parameters for each
+VECTORS_A_DRAW = 12
 _PARTS = 8  # groups of draws for standard errors; two of four parts each are the halves of the curvature
 
 
@@ -43,19 +44,19 @@ def made(target: AbstractTarget, q: Family, num_draws: int) -> bool:
     return large and divides and not target.minibatched
 
 
-def keys_in_parts(target: AbstractTarget, q: Family, key, num_draws: int) -> Array:
+def keys_in_parts(target: AbstractTarget, q: Family, key, num_draws: int, at_once: int = MOST_AT_ONCE) -> Array:
     """The keys of the draws as numbers, in chunks as large as memory allows; an eighth of the draws is whole chunks."""
     eighth = num_draws // _PARTS
-    most = draws_at_once(target, q.num_params, q.params.dtype.itemsize, _AT_ONCE)
+    most = draws_at_once(target, q.num_params, q.params.dtype.itemsize, at_once)
     chunk = next(size for size in range(min(most, eighth), 0, -1) if eighth % size == 0)
     key_draw, _ = jax.random.split(key)
     numbers = jax.random.key_data(jax.random.split(key_draw, num_draws))
     return numbers.reshape(-1, chunk, numbers.shape[-1])
 
 
-def made_estimate(target: AbstractTarget, q: Family, key, num_draws: int) -> Estimated:
+def made_estimate(target: AbstractTarget, q: Family, key, num_draws: int, at_once: int = MOST_AT_ONCE) -> Estimated:
     """The local model by the anchored score from `num_draws` independent draws."""
-    keys, density, fisher = keys_in_parts(target, q, key, num_draws), target.full(), q.fisher()
+    keys, density, fisher = keys_in_parts(target, q, key, num_draws, at_once), target.full(), q.fisher()
     each = over_draws(target, keys.shape[1])
 
     rows, zero = ScoreRows(q, str(jax.random.key_impl(key))), jnp.zeros_like(q.params)

@@ -20,9 +20,9 @@ def final_draws(q: Family) -> int:
     return FINAL_DRAWS if q.noise_size <= LARGE else FINAL_DRAWS // 4
 
 
-def at_once(target: AbstractTarget, q: Family) -> int:
+def at_once(target: AbstractTarget, q: Family, memory: int | None = None) -> int:
     """Draws in a chunk: fewer than usual where they would take much of the memory."""
-    return draws_at_once(target, q.noise_size, q.params.dtype.itemsize, _CHUNK)
+    return draws_at_once(target, q.noise_size, q.params.dtype.itemsize, _CHUNK, memory)
 
 
 def sample(target, q, keys):
@@ -56,18 +56,18 @@ def to_outputs(target, q, draws):
     return over_draws(target.outputs, len(jax.tree.leaves(draws)[0]))(one)(draws)
 
 
-def log_ratios(target: AbstractTarget, q: Family, key, num_draws: int) -> jax.Array:
+def log_ratios(target: AbstractTarget, q: Family, key, num_draws: int, memory: int | None = None) -> jax.Array:
     """ln p - ln q of `num_draws` independent draws on the full data, in chunks so that memory does not grow with
     their number.
     """
     if target.black_box:
         return _host_log_ratios(target, q, jax.random.split(key, num_draws))
-    return ratios_of_keys(target, q, jax.random.split(key, -(-num_draws // _CHUNK) * _CHUNK))[:num_draws]
+    return ratios_of_keys(target, q, jax.random.split(key, -(-num_draws // _CHUNK) * _CHUNK), memory)[:num_draws]
 
 
-def ratios_of_keys(target: AbstractTarget, q: Family, keys) -> jax.Array:
+def ratios_of_keys(target: AbstractTarget, q: Family, keys, memory: int | None = None) -> jax.Array:
     """ln p - ln q at the draws of these keys, a multiple of 256 of them."""
-    return _log_ratio_chunks(target, q, keys.reshape(-1, at_once(target, q)))
+    return _log_ratio_chunks(target, q, keys.reshape(-1, at_once(target, q, memory)))
 
 
 def _host_log_ratios(target, q, keys) -> jax.Array:

@@ -16,11 +16,11 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from curvi.curvature import BlockDiagonal, BlockLowRank, Sampled
+from curvi.curvature import BlockDiagonal, BlockLowRank
 from curvi.estimate.control_variates import ControlVariate
 from curvi.estimate.draws import Draws, Independent
 from curvi.estimate.local import Counts, Estimated, GroupNoise, LocalModel, num_groups, variance_of_mean
-from curvi.estimate.made_score import made, made_estimate
+from curvi.estimate.made_score import MOST_AT_ONCE, made, made_estimate
 from curvi.family import Family
 from curvi.family.base import DrawT
 from curvi.model.over_draws import over_draws
@@ -110,9 +110,7 @@ class PaperScore(eqx.Module):
     control: ControlVariate | None = None
 
     def __check_init__(self):
-        check_num_draws(self.num_draws, 1, "num_draws")
-        if self.num_gradient_draws is not None:
-            check_num_draws(self.num_gradient_draws, 1, "num_gradient_draws")
+        _check_both(self, 1)
 
     def __call__(self, target: AbstractTarget, q: Family, key) -> Estimated:
         sample, gradient_sample, counts = _two_samples(self, target, q, key)
@@ -141,22 +139,23 @@ class AnchoredScore(eqx.Module):
     ----------
     num_draws, num_gradient_draws, draws, control
         As for `PaperScore`; at least two independent units of draws are needed for the baseline.
+    at_once
+        Draws that are made at a time where all are too large to store; a fit takes fewer where memory asks for it.
     """
 
     num_draws: int = eqx.field(static=True)
     num_gradient_draws: int | None = eqx.field(static=True, default=None)
     draws: Draws = Independent()
     control: ControlVariate | None = None
+    at_once: int = eqx.field(static=True, default=MOST_AT_ONCE)
 
     def __check_init__(self):
-        check_num_draws(self.num_draws, 2, "num_draws")
-        if self.num_gradient_draws is not None:
-            check_num_draws(self.num_gradient_draws, 2, "num_gradient_draws")
+        _check_both(self, 2)
 
     def __call__(self, target: AbstractTarget, q: Family, key) -> Estimated:
         plain = isinstance(self.draws, Independent) and self.control is None and self.num_gradient_draws is None
         if plain and made(target, q, self.num_draws):
-            return made_estimate(target, q, jax.random.split(key)[0], self.num_draws)
+            return made_estimate(target, q, jax.random.split(key)[0], self.num_draws, self.at_once)
         sample, gradient_sample, counts = _two_samples(self, target, q, key)
         fisher = q.fisher()
         scores = jax.vmap(q.score)(sample.x)
@@ -169,8 +168,7 @@ class AnchoredScore(eqx.Module):
         if gradient_sample is not sample:
             scores = jax.vmap(q.score)(gradient_sample.x)
         if gradient_sample is not sample or self.control is not None:
-            # A control variate takes its coefficients from the other half of the draws, so a baseline must not mix the
-            # halves.
+            # A control variate takes its coefficients from the other half of the draws: no baseline mixes the halves.
             parts = _num_parts(gradient_sample, halves=self.control is not None)
             weights = left_out_weights(ratios, gradient_sample.unit, parts)
         groups = num_groups(gradient_sample.size // gradient_sample.unit)
@@ -227,14 +225,6 @@ def _half_curvatures(q, fisher, sample: Sample, scores, weights):
     return half(slice(0, cut), cut), half(slice(cut, None), sample.size - cut)
 
 
-def fresh_hessians(
-    estimator: PaperScore | AnchoredScore, target: AbstractTarget, q: Family, mean, num_draws: int
-) -> Sampled:
-    """`mean` with fresh unbiased copies of the Hessian, each from `num_draws` new draws (Scheme II, step 5)."""
-    copy = type(estimator)(num_draws, None, Independent())
-    return Sampled(mean, lambda key: copy(target, q, key).curvature, num_draws)
-
-
 def _two_samples(estimator, target, q, key):
     """The Hessian's sample and the gradient's (the same object where they share their draws), and their cost."""
     key_hessian, key_gradient = jax.random.split(key)
@@ -243,6 +233,12 @@ def _two_samples(estimator, target, q, key):
         return sample, sample, Counts(log_density=sample.size)
     gradient_sample = draw_sample(target, q, key_gradient, estimator.num_gradient_draws, estimator.draws)
     return sample, gradient_sample, Counts(log_density=sample.size + gradient_sample.size)
+
+
+def _check_both(estimator: PaperScore | AnchoredScore, least: int) -> None:
+    check_num_draws(estimator.num_draws, least, "num_draws")
+    if estimator.num_gradient_draws is not None:
+        check_num_draws(estimator.num_gradient_draws, least, "num_gradient_draws")
 
 
 def check_num_draws(number, least: int, name: str) -> None:

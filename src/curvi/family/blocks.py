@@ -12,7 +12,10 @@ from curvi.model.origin import origin_of
 from curvi.model.target import AbstractTarget
 
 Blocks = Mapping[str, str | Sequence[str] | Mapping[str, int]]
-MOST_GLOBALS = 32  # coordinates that are tied to every block, up to which small sets of blocks join them
+# Coordinates that are tied to every block, up to which small sets of blocks join them: crossed or nested effects are
+# told apart by their covariance, and a scale whose effects are independent of those they are nested in can collapse.
+MOST_GLOBALS = 32
+MOST_GLOBALS_OF_FEW, FEW_ENTRIES = 160, 100_000  # the same where that makes no more than so many entries
 _LARGEST_BLOCK = 64
 
 
@@ -137,11 +140,12 @@ def blocks_of_plates(layout: Layout, plates: Mapping[str, Mapping[str, int]]) ->
         if own:
             sets[plate] = own
             taken.update(own)
-    num_global = sum(sizes.values()) - sum(sizes[latent] for latent in taken)
+    total = sum(sizes.values())
+    num_global = total - sum(sizes[latent] for latent in taken)
     by_size = sorted(sets, key=lambda plate: sum(sizes[latent] for latent in sets[plate]))
     for plate in by_size[:-1]:
         num_global += sum(sizes[latent] for latent in sets[plate])
-        if num_global > MOST_GLOBALS:
+        if num_global > (MOST_GLOBALS_OF_FEW if num_global * total <= FEW_ENTRIES else MOST_GLOBALS):
             break
         del sets[plate]
     return sets

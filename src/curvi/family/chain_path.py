@@ -10,7 +10,7 @@ element the covariance of what it is regressed on, over s_i^2: innovations e_i a
 """
 
 import functools
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -92,13 +92,12 @@ class ChainPath(HostPath):
         border = rows[..., :g].reshape(*lead, -1)
         return np.concatenate([mean, log_scale, top[..., *self._tril], border, rows[..., g:][..., self._inside]], -1)
 
-    def regressions(self, params: Any) -> Regressions:
+    def regressions(self, params) -> Regressions:
         """The regressions of parameters, in numpy or JAX."""
         xp = np if isinstance(params, np.ndarray) else jnp
         order, size = self.order, self.size
-        mean: Any = params[order]
-        scale: Any = xp.exp(params[size : 2 * size])
-        return Regressions(mean, scale[order], *self.coefficients(params))
+        mean, scale = params[order], xp.exp(params[size : 2 * size][order])
+        return Regressions(mean, scale, *self.coefficients(params))  # pyright: ignore[reportArgumentType]
 
     def moments(self, params: np.ndarray) -> ChainMoments:
         """Those of the last parameters are kept, since every part of an evaluation asks for them."""

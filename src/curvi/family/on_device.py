@@ -15,7 +15,9 @@ from curvi.family.normal_path import NormalPath
 
 _ROOT = math.sqrt(0.5)
 _ENTROPY = 0.5 * (1 + math.log(2 * math.pi))  # of a standard normal
-_LEAST_SQUARED, _MOST_SQUARED = 1e-6, 1e6
+# Of the squared change of a scale. Few draws know a scale far above its own badly: one of a million that looks
+# unbounded must not overflow the model, and can be widened again.
+_LEAST_SQUARED, _MOST_SQUARED = 1 / 16, 1e6
 
 
 class NormalOnDevice(NamedTuple):
@@ -67,11 +69,10 @@ class NormalOnDevice(NamedTuple):
 
     def with_best_scales(self, gradient: Float[Array, " P"]) -> "NormalOnDevice":
         """With the scales that the diagonal of the expected Hessian asks for, which Stein's identity reads off the
-        whitened gradient; unchanged where it is not negative.
+        whitened gradient; unchanged where it is not negative, and at most four times as wide.
         """
         squared = 1 - gradient[self.mean.size :] / _ROOT  # -E[Hessian_ii] scale_i^2
-        usable = squared > _LEAST_SQUARED
-        change = -0.5 * jnp.log(jnp.clip(jnp.where(usable, squared, 1.0), _LEAST_SQUARED, _MOST_SQUARED))
+        change = -0.5 * jnp.log(jnp.clip(jnp.where(squared > 0, squared, 1.0), _LEAST_SQUARED, _MOST_SQUARED))
         return NormalOnDevice(self.mean, self.log_scale + change)
 
     def entropy(self) -> Float[Array, ""]:

@@ -8,8 +8,7 @@ handled by `curvi.run`; so every method is resumed, saved and interrupted in the
 import dataclasses
 import math
 from abc import abstractmethod
-from collections.abc import Callable
-from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import ClassVar, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import equinox as eqx
 import jax
@@ -20,13 +19,14 @@ from curvi.certify.gain import Gain
 from curvi.estimate.sampling import final_draws, log_ratios
 from curvi.family import FAMILIES, Family
 from curvi.family.centering_table import CenteringTable, centering_table
-from curvi.model.target import AbstractTarget
+from curvi.methods.planning import plain_plan
+from curvi.methods.problem import Problem as Problem
+from curvi.model.placement import Placement
 from curvi.outcome import Outcome
 from curvi.record.counts import CallCounts
 from curvi.record.history import Row, mean_and_error
 from curvi.record.plain import register
-
-Kept = TypeVar("Kept")
+from curvi.record.plan import Plan
 
 
 class Needs(NamedTuple):
@@ -69,38 +69,6 @@ class State(Protocol):
 
 
 StateT = TypeVar("StateT", bound=State)
-
-
-class Problem:
-    """A target and the q to start from.
-
-    `once` caches what can be derived from these and the state but is expensive, such as buffers and programs. The cache
-    may be discarded at any time, and holds nothing that the state does not determine.
-    """
-
-    def __init__(
-        self,
-        target: AbstractTarget,
-        q: Family,
-        num_starts: int = 1,
-        families: tuple[str, ...] = (),
-        learns_centering: bool = False,
-    ):
-        self.target, self.q, self.num_starts = target, q, num_starts
-        self.learns_centering = learns_centering  # where q has a centring; a method may leave it as it is
-        self.families = families  # names that a method may choose from; empty where q is an instance of the user's
-        # The type of the value depends on the name.
-        self._kept: dict[str, tuple[tuple[object, ...], Any]] = {}
-
-    def once(self, name: str, build: Callable[[], Kept], *of: object) -> Kept:
-        """The result of `build`, cached while the objects `of` stay the same: identical, or equal tuples of numbers."""
-        if name in self._kept:
-            before, value = self._kept[name]
-            if len(before) == len(of) and all(a is b or (type(a) is tuple and a == b) for a, b in zip(before, of)):
-                return value
-        value = build()
-        self._kept[name] = (of, value)
-        return value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,6 +129,7 @@ class Method(eqx.Module, Generic[StateT]):
     widens: ClassVar[bool] = False  # whether a mean field may become another family on the way
     learns_centering: ClassVar[bool] = False
     streams: ClassVar[bool] = False  # whether it takes rows that are read a chunk at a time
+    mesh_axes: ClassVar[tuple[str, ...]] = ()  # axes of a mesh over which it spreads its work
 
     @abstractmethod
     def init(self, problem: Problem, key: PRNGKeyArray) -> StateT:
@@ -174,13 +143,17 @@ class Method(eqx.Module, Generic[StateT]):
 
     def certify(self, problem: Problem, state: StateT, key: PRNGKeyArray, tolerance: float) -> Gain:
         """The remaining gain at the q of a state, on fresh draws; the state is unchanged."""
-        return certify(problem.target, state.q, jax.random.fold_in(key, _FOR_CERTIFYING))
+        return certify(problem.target, state.q, jax.random.fold_in(key, _FOR_CERTIFYING), problem.memory)
 
     def elbo(self, problem: Problem, state: StateT, key: PRNGKeyArray) -> tuple[float, float, CallCounts]:
         """The ELBO of a state on fresh draws and all data, its standard error, and the evaluations spent."""
         num_draws = final_draws(state.q)
-        values = log_ratios(problem.target, state.q, jax.random.fold_in(key, _FOR_ELBO), num_draws)
+        values = log_ratios(problem.target, state.q, jax.random.fold_in(key, _FOR_ELBO), num_draws, problem.memory)
         return *mean_and_error(values), CallCounts(log_density=num_draws)
+
+    def plan(self, problem: Problem) -> Plan:
+        """What a fit will take in memory, by shapes and `problem.memory` alone: more than that is refused."""
+        return plain_plan(problem.target, problem.q, problem.memory)
 
     def fixed_draws(self, q: Family) -> int | None:
         """The largest number of draws on which the method seeks a maximum; None where it does not keep them fixed."""
@@ -196,9 +169,20 @@ class Method(eqx.Module, Generic[StateT]):
         """The lambdas of the q of a state, and how they were found."""
         return centering_table(state.q, "given")
 
+    def _why_no_mesh(self, placement: Placement) -> str | None:
+        axes = [axis for axis in placement.mesh.axis_names if axis not in self.mesh_axes]
+        if not axes:
+            return None
+        name = type(self).__name__
+        if not self.mesh_axes:
+            return f"{name} computes on one device; leave mesh out, or use GrowingDraws (derivatives, data in arrays)"
+        return f"{name} spreads no {', no '.join(axes)} over a mesh; name its axes {' or '.join(self.mesh_axes)}"
+
     def why_not(self, problem: Problem) -> str | None:
         """Why the method does not apply to a problem, as a sentence for the user; None if it does."""
         target, q, needs, name = problem.target, problem.q, self.needs, type(self).__name__
+        if problem.placement is not None and (why := self._why_no_mesh(problem.placement)) is not None:
+            return why
         if target.black_box and needs.compiled:
             return (
                 f"{name} compiles the log density, which is a black box; use PooledRegression, the default for black "

@@ -19,6 +19,7 @@ from curvi.methods.rungs import ALL, MEAN_FIELD, RUNGS
 GAIN, WIDER = 0.05, 1.1  # nats, and a factor of an sd, from which a mean field is left
 WITHIN = 0.2  # nats of the best
 SMALL = 2_144  # parameters up to which families cost the same
+_SHARE = 1 / 6  # of the memory of a fit that another family may take
 
 
 class Candidate(NamedTuple):
@@ -33,7 +34,8 @@ def open_rungs(problem: Problem) -> list[Rung]:
     """The families besides the mean field that it may become within the budget."""
     target, q = problem.target, problem.q
     wider = [one for one in RUNGS if one.name in problem.families and one.name != MEAN_FIELD]
-    return [one for one in wider if (one.why_not(target, q) or one.why_not_afforded(target, q)) is None]
+    afforded = [one for one in wider if (one.why_not(target, q) or one.why_not_afforded(target, q)) is None]
+    return [one for one in afforded if one.num_bytes(target, q) <= _SHARE * problem.memory]
 
 
 def choose(candidates: Sequence[Candidate]) -> str:

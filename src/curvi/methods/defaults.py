@@ -114,5 +114,8 @@ DEFAULTS: tuple[Default, ...] = (
 
 def default_method(problem: Problem) -> tuple[Method, str]:
     """The default method for a problem, and why."""
-    row = next(row for row in DEFAULTS if row.holds(problem))
-    return row.method(), row.reason
+    rows = [(row.method(), row.reason) for row in DEFAULTS if row.holds(problem)]
+    if problem.placement is None:
+        return rows[0]
+    # On a mesh the first that can use it; where none can, the first says why not.
+    return next((row for row in rows if row[0].why_not(problem) is None), rows[0])

@@ -59,6 +59,9 @@ def _why(problem: Problem, one: Rung, gain: PredictedGain, of_chosen: PredictedG
         )
     if gain.nats <= GAIN:
         return f"{said}, and sds are within {gain.wider:.2f} of linear response"
-    if of_chosen.known and gain.nats <= of_chosen.nats + WITHIN:
-        return f"{said}, within {WITHIN} of the family that was chosen"
-    return said
+    if not of_chosen.known:
+        return said
+    more = gain.nats - of_chosen.nats
+    if more <= 0.005:
+        return f"{said}, {'less than' if more < -0.005 else 'as'} the family that was chosen"
+    return f"{said}, {more:.2g} more than the family that was chosen, which costs less" if more <= WITHIN else said

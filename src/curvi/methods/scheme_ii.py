@@ -3,7 +3,7 @@
 import equinox as eqx
 
 from curvi.estimate import AnchoredScore, PaperScore
-from curvi.estimate.score import fresh_hessians
+from curvi.estimate.fresh_hessians import fresh_hessians
 from curvi.methods.second_order import Safeguard, literal_step, newton_descent, safe_step, start_state
 from curvi.methods.stepwise import StepMethod
 from curvi.record.plain import register

@@ -4,6 +4,7 @@ A step's random key depends on its index alone, so results do not depend on how 
 loop carries only a tree of arrays, so that it may be mapped over data sets and keys (`jax.vmap`).
 """
 
+import dataclasses
 from abc import abstractmethod
 from typing import Any
 
@@ -13,14 +14,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from curvi.certify.decrement import certify
+from curvi.estimate import AnchoredScore
 from curvi.estimate.local import Counts
 from curvi.estimate.start import find_start
 from curvi.family import Family
 from curvi.methods.base import Budget, Method, News, Problem
+from curvi.methods.planning import step_plan
 from curvi.model.target import AbstractTarget
 from curvi.outcome import Outcome
 from curvi.record.counts import CallCounts
 from curvi.record.plain import register
+from curvi.record.plan import Plan
 from curvi.record.pytree import pytree
 
 CHUNK = 64  # largest number of steps per call of the program
@@ -116,11 +120,22 @@ class StepMethod(Method[Stepped]):
     def step(self, target: AbstractTarget, state: Any, key) -> tuple[Any, Record]:
         """The next state, and what happened."""
 
+    def plan(self, problem: Problem) -> Plan:
+        return step_plan(self, problem.target, problem.q, problem.memory)
+
+    def within(self, problem: Problem) -> "StepMethod":
+        """This method with as many draws at a time as the memory of the problem has room for."""
+        estimator = getattr(self, "estimator", None)
+        if not isinstance(estimator, AnchoredScore):
+            return self
+        fewer = min(estimator.at_once, self.plan(problem).draws_at_once)
+        return dataclasses.replace(self, estimator=dataclasses.replace(estimator, at_once=fewer))
+
     def init(self, problem: Problem, key) -> Stepped:
         return self._begin(problem, problem.q, key, started=False)
 
     def _begin(self, problem: Problem, q: Family, key, started: bool) -> Stepped:
-        inner = self.start(problem.target, q, jax.random.fold_in(key, _FOR_STEPS))
+        inner = self.within(problem).start(problem.target, q, jax.random.fold_in(key, _FOR_STEPS))
         # Device arrays, so that a state is the same before and after saving.
         taken, refused, certificates = (jnp.zeros((), jnp.int32) for _ in range(3))
         return Stepped(inner, Smoothed.blank(q.params.dtype), taken, refused, certificates, jnp.asarray(started))
@@ -135,7 +150,7 @@ class StepMethod(Method[Stepped]):
         # As arrays: a Python number would be a constant of the program and cause recompilation.
         limits = jnp.asarray(threshold, state.q.params.dtype), jnp.asarray(min(budget.num_steps, CHUNK), jnp.int32)
         key_steps = jax.random.fold_in(key, _FOR_STEPS)
-        state, records, taken, asks = run_chunk(self, problem.target, state, key_steps, *limits)
+        state, records, taken, asks = run_chunk(self.within(problem), problem.target, state, key_steps, *limits)
         rows, spent = _rows(jax.tree.map(np.asarray, records), int(taken), counts.log_density)
         counts = counts.plus(*spent)
         if int(state.refused) >= _PATIENCE:
@@ -151,7 +166,7 @@ class StepMethod(Method[Stepped]):
 
     def certify(self, problem: Problem, state: Stepped, key, tolerance: float):
         key = jax.random.fold_in(jax.random.fold_in(key, _FOR_CERTIFYING), state.certificates + 1)
-        return certify(problem.target, state.q, key)
+        return certify(problem.target, state.q, key, problem.memory)
 
 
 def _rows(records: Record, taken: int, before: int) -> tuple[list[dict], tuple[int, int, int]]:

@@ -12,7 +12,7 @@ import jax
 from curvi.model.over_draws import widest_array
 
 _SHARE = 0.75  # of the total, for a fit
-_FOR_CHUNKS = 1 / 16  # of the total, for what is computed from a chunk of draws at a time
+_FOR_CHUNKS = 1 / 12  # of what a fit may take, for what is computed from a chunk of draws at a time
 # Arrays as large as the widest of the model that a chunk of draws and their derivatives keep at a time, about.
 TEMPORARIES = 8
 _CGROUP = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
@@ -38,14 +38,14 @@ def device_bytes() -> int:
 
 
 def default_budget() -> int:
-    """Bytes that a fit may take unless told otherwise."""
-    return int(_SHARE * device_bytes())
+    """Bytes that a fit may take on the device, and on the host, unless told otherwise."""
+    return int(_SHARE * min(device_bytes(), host_bytes()))
 
 
-def draws_at_once(target, size: int, itemsize: int, most: int) -> int:
+def draws_at_once(target, size: int, itemsize: int, most: int, memory: int | None = None) -> int:
     """Draws of `size` numbers for which the model is computed at a time: a power of two, at most `most`."""
     each = TEMPORARIES * itemsize * max(widest_array(target), size)
-    affordable = max(int(_FOR_CHUNKS * device_bytes() / each), 1)
+    affordable = max(int(_FOR_CHUNKS * (default_budget() if memory is None else memory) / each), 1)
     return min(most, 1 << (affordable.bit_length() - 1))
 
 

@@ -93,9 +93,13 @@ class Target(AbstractTarget):
     black_box
         Whether `log_density` is an ordinary Python function of a dict of numpy arrays (a simulator, legacy code), to be
         called from the host; with order=0. It may be noisy: then its expectation is the objective.
+    data_rows
+        Optionally the number of rows of the data: arrays that the log density closes over with that many rows are those
+        that `curvi.fit(mesh=...)` spreads over an axis `rows`.
     workers, timeout
-        For a black box: the number of spawned processes that share the draws of a batch (0: none), and the time limit
-        of a call in seconds.
+        For a black box: the number of spawned processes that share the draws of a batch (0: none), or a
+        `concurrent.futures.Executor`, such as Dask's `client.get_executor()`, or a function that makes one and so
+        replaces one that broke; and the time limit of a call in seconds.
     """
 
     latents: tuple[Latent, ...] = eqx.field(static=True)
@@ -107,6 +111,7 @@ class Target(AbstractTarget):
     site_terms: Callable | None = eqx.field(static=True)
     origin: Origin | None = eqx.field(static=True)
     caller: Caller | None = eqx.field(static=True)
+    data_rows: int | None = eqx.field(static=True)
 
     def __init__(
         self,
@@ -122,8 +127,10 @@ class Target(AbstractTarget):
         black_box=False,
         workers=0,
         timeout=None,
+        data_rows=None,
     ):
         self.origin, self.site_terms = origin, terms
+        self.data_rows = _check_rows(data_rows)
         self.latents, self.init = read_latents(init, supports)
         self.order = check_order(order)
         self.outputs = trace_outputs(outputs, self.init)
@@ -133,7 +140,7 @@ class Target(AbstractTarget):
                 raise ValueError(f"a black box has no derivatives: pass order=0; got order={order}")
             self.function, self.caller = None, Caller(log_density, workers, timeout)
             return
-        if workers or timeout is not None:
+        if (workers != 0) or timeout is not None:
             raise ValueError("workers and timeout are for Python functions on the host: pass black_box=True")
         self.function, self.caller = trace(log_density, self.init, "log_density"), None
 
@@ -155,3 +162,9 @@ class Target(AbstractTarget):
         if self.function is None:
             raise ValueError("a black-box log density cannot be compiled; fit it by the default, PooledRegression")
         return self.function
+
+
+def _check_rows(number) -> int | None:
+    if number is not None and (not isinstance(number, int) or isinstance(number, bool) or number < 1):
+        raise ValueError(f"data_rows must be the number of rows of the data, or None; got {number!r}")
+    return number

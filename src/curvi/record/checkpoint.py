@@ -33,6 +33,8 @@ class Checkpoint:
         Number of starts of the fit.
     families
         Names of the families that it may choose from.
+    mesh
+        Axes and sizes of the mesh of devices; empty on one device.
     """
 
     key: Any
@@ -42,6 +44,7 @@ class Checkpoint:
     tolerance: float
     num_starts: int = 1
     families: tuple[str, ...] = ()
+    mesh: tuple[tuple[str, int], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +68,17 @@ class Leaves:
             )
         given = iter(self.arrays)
         return jax.tree.unflatten(tree, [next(given) if _is_array(leaf) else leaf for leaf in leaves])
+
+
+def check_mesh(before: Checkpoint | None, now: tuple[tuple[str, int], ...]) -> None:
+    """Raise ValueError where a fit is resumed on another mesh than its own."""
+    if before is None or before.mesh == now:
+        return
+    own, new = (", ".join(f"{name} {size}" for name, size in mesh) or "no mesh" for mesh in (before.mesh, now))
+    raise ValueError(
+        f"start was run on another number of devices ({own}; now {new}): the same bits are promised on the same mesh "
+        "alone. Pass mesh= of that shape, or begin anew from its q on this one: family=start.q in place of start"
+    )
 
 
 def _is_array(leaf) -> bool:

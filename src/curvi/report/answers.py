@@ -65,7 +65,7 @@ def family_line(fit: "Fit") -> str:
     if not check.next_family:
         return said
     gain = check.predicted_gain
-    known = f"would gain {max(gain, 0.0):.2g} nats more" if np.isfinite(gain) else "would gain is not known"
+    known = f"would gain {_short(max(gain, 0.0))} nats more" if np.isfinite(gain) else "would gain is not known"
     return f"{said}; {check.next_family} {known}" if np.isfinite(gain) else f"{said}; what {check.next_family} {known}"
 
 

@@ -1,5 +1,6 @@
 """A fit on one screen: whether the optimum is found, whether the posterior is right, cost, and what to do next."""
 
+import math
 import textwrap
 from typing import TYPE_CHECKING
 
@@ -29,11 +30,20 @@ def verdict(fit: "Fit") -> str:
         "cost": f"{len(fit.history)} steps; {seconds.compile:.2f} s compiling, {seconds.run:.2f} s running",
         "calls": f"{counts.log_density:,} log density, {counts.gradient:,} gradient, {counts.hvp:,} Hessian-vector"
         + passed,
+        "devices": _devices(fit),
+        "memory": "" if fit.plan is None else str(fit.plan),
         "method": f"{name}: {fit.reason}" if name and fit.reason != "asked for" else "",
         "next": next_step(fit),
     }
     head = f"curvi fit: {headline(fit)}" + (f" ({name})" if name else "")
     return "\n".join([head, *(_line(*row) for row in rows.items() if row[1])])
+
+
+def _devices(fit: "Fit") -> str:
+    """The mesh that a fit ran on; empty on one device."""
+    mesh = fit.checkpoint.mesh if fit.checkpoint is not None else ()
+    number = math.prod(size for _, size in mesh)
+    return f"{number} ({', '.join(f'{name} {size}' for name, size in mesh)})" if mesh else ""
 
 
 def _line(name: str, text: str) -> str:

@@ -6,10 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from curvi.estimate.fixed_draws.sweep import combine, program, split_structure
+from curvi.estimate.fixed_draws.sweep import program
 from curvi.mcmc.kernels import Chains
 from curvi.mcmc.start import log_density
 from curvi.model.over_draws import over_draws
+from curvi.record.packed import combine, split_structure
 
 _ACCEPTANCE = 0.8  # wanted by dual averaging; the default of Stan and NumPyro
 _FIRST_STEP = 0.5  # in units of q's sds, which the mass matrix makes the unit of length

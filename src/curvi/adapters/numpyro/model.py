@@ -127,7 +127,8 @@ def from_numpyro(
     if factored is not None:
         return factored
     by_site = lambda theta: log_probs(model, theta, False)  # noqa: E731
-    return Target(lambda theta: joint(model, theta), init, supports, terms=by_site, **more)
+    density = lambda theta: joint(model, theta)  # noqa: E731
+    return Target(density, init, supports, terms=by_site, data_rows=sites.data_rows, **more)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,6 +156,7 @@ class _Sites:
     validate: bool  # whether only the running model can tell if an observation lies in its support
     subsample: Subsample | None
     plates: dict[str, dict[str, int]]  # for each, the axis of each latent inside
+    data_rows: int | None  # of the largest plate of observations
     located: dict[str, range]  # the positions of location and scale of latents in the output of the program
 
     def location_scale(self) -> dict[str, Callable]:
@@ -162,7 +164,7 @@ class _Sites:
 
 
 def _read(model, args, kwargs) -> _Sites:
-    latents, deterministic, samples, plates, axes, located = [], [], [], [], {}, {}
+    latents, deterministic, samples, plates, axes, located, rows = [], [], [], [], {}, {}, []
 
     def run():
         out = []
@@ -176,7 +178,9 @@ def _read(model, args, kwargs) -> _Sites:
             elif site["type"] == "sample":
                 fn, support, value, observed = site["fn"], site["fn"].support, site["value"], site["is_observed"]
                 samples.append((name, fn, support, value if observed else None))
-                if not observed:
+                if observed:
+                    rows.extend(frame.size for frame in site["cond_indep_stack"])
+                else:
                     leaves = jax.tree.leaves(support)
                     places = range(len(out) + 1, len(out) + 1 + len(leaves))
                     shape = jnp.shape(value)
@@ -193,7 +197,8 @@ def _read(model, args, kwargs) -> _Sites:
         value is not None and is_traced((value, support)) and not supports_of.is_real(support)
         for _, _, support, value in samples
     )
-    return _Sites(program, latents, deterministic, samples, validate, plates[0], axes, located)
+    most = max(rows, default=None)
+    return _Sites(program, latents, deterministic, samples, validate, plates[0], axes, most, located)
 
 
 def _trace(model, args, kwargs):

@@ -15,13 +15,16 @@ from collections.abc import Callable
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 from scipy.special import ndtri
 
 from curvi.estimate.draws import SOBOL_DIMENSIONS, sobol_net
 from curvi.estimate.fixed_draws.expansion import Excess
-from curvi.estimate.fixed_draws.sweep import CHUNK, LEAST_PARTS, MOST_PARTS, Buffer
+from curvi.estimate.fixed_draws.groups import CHUNK, ONE_GROUP, Groups
+from curvi.estimate.fixed_draws.sweep import LEAST_PARTS, MOST_PARTS, Buffer
 from curvi.family.matching import matched_columns
 from curvi.model.minibatch import MinibatchTarget
+from curvi.model.placement import Placement, on_host
 from curvi.model.target import AbstractTarget
 
 
@@ -53,8 +56,17 @@ class NoiseSource:
     """
 
     def __init__(
-        self, target: AbstractTarget, key, capacity: int, matched: np.ndarray, dtype, needs_before: bool, match=None
+        self,
+        target: AbstractTarget,
+        key,
+        capacity: int,
+        matched: np.ndarray,
+        dtype,
+        needs_before: bool,
+        match=None,
+        groups: Groups = ONE_GROUP,
     ):
+        self.groups = groups
         self.match = matched_columns if match is None else match
         self.words = np.asarray(jax.random.key_data(key)).astype(np.uint32)
         self.target, self.matched, self.dtype, self.needs_before = target, matched, dtype, needs_before
@@ -92,14 +104,18 @@ class NoiseSource:
         size, num_chunks = self.size, -(-len(values) // CHUNK)
         buffer = np.zeros((size * CHUNK, self.dimension), self.dtype)
         buffer[: len(values)] = values
-        part, count = _plan(size, num_chunks, num_parts)
-        rows, nowhere = _nothing(size)
-        before = jax.device_put(before.astype(self.dtype)) if self.needs_before else nowhere
+        mesh = self.groups.mesh
+        put = jax.device_put if mesh is None else Placement(mesh).put
+        part, count = _plan(size, num_chunks, num_parts, mesh)
+        rows, nowhere = _nothing(size, mesh)
+        before = put(before.astype(self.dtype)) if self.needs_before else nowhere
         if isinstance(self.target, MinibatchTarget):
             rng = self.generator() if rng is None else rng
-            rows = jax.device_put(self._rows_of_chunks(self.target, np.asarray(part)[:num_chunks], rng))
+            rows = put(self._rows_of_chunks(self.target, on_host(part)[:num_chunks], rng))
         # Moved to the device in advance: a transfer at each call would cost some microseconds.
-        device = Buffer(jax.device_put(buffer.reshape(size, CHUNK, -1)), part, count, rows, before)
+        chunks = buffer.reshape(size, CHUNK, -1)
+        chunks = put(chunks) if mesh is None else self.groups.of_noise(chunks)
+        device = Buffer(chunks, part, count, rows, before)
         return FixedNoise(values, num_parts, device, None if excess is None else excess(values))
 
     def _rows_of_chunks(self, target: MinibatchTarget, part: np.ndarray, rng) -> np.ndarray:
@@ -119,16 +135,20 @@ class NoiseSource:
 
 
 @functools.lru_cache(maxsize=64)
-def _plan(size: int, num_chunks: int, num_parts: int) -> tuple[jax.Array, jax.Array]:
+def _plan(size: int, num_chunks: int, num_parts: int, mesh: Mesh | None) -> tuple[jax.Array, jax.Array]:
     """The part of the noise that each chunk of a buffer belongs to, and the number of chunks in use; on the device."""
     part = np.minimum(np.arange(size) * num_parts // max(num_chunks, 1), num_parts - 1).astype(np.int32)
-    return jax.device_put((part, np.int32(num_chunks)))
+    return _put((part, np.int32(num_chunks)), mesh)
 
 
 @functools.lru_cache(maxsize=8)
-def _nothing(size: int) -> tuple[jax.Array, jax.Array]:
+def _nothing(size: int, mesh: Mesh | None) -> tuple[jax.Array, jax.Array]:
     """Placeholders for rows without minibatches, and for earlier parameters where all factors are reparameterised."""
-    return jax.device_put((np.zeros((size, 0), np.int32), np.zeros(0)))
+    return _put((np.zeros((size, 0), np.int32), np.zeros(0)), mesh)
+
+
+def _put(arrays, mesh: Mesh | None):
+    return jax.device_put(arrays) if mesh is None else Placement(mesh).put_all(arrays)
 
 
 def epoch_draws(target: AbstractTarget) -> int:

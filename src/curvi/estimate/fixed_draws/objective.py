@@ -6,9 +6,10 @@ import numpy as np
 
 from curvi.estimate.draws import sobol_net
 from curvi.estimate.fixed_draws.expansion import Excess, Expansion
+from curvi.estimate.fixed_draws.groups import CHUNK, ONE_GROUP, Groups
 from curvi.estimate.fixed_draws.local import Difference, FixedDrawsHessian, FixedDrawsModel, PartNoise
 from curvi.estimate.fixed_draws.noise import FixedNoise, NoiseSource, correction_draws
-from curvi.estimate.fixed_draws.sweep import CHUNK, Sweeps, split_structure
+from curvi.estimate.fixed_draws.sweep import Plan, Sweeps
 from curvi.estimate.hybrid import Weighted
 from curvi.estimate.local import Counts
 from curvi.family import Family
@@ -22,7 +23,7 @@ from curvi.record.counts import CallCounts
 # step must be wide enough to detect kinks.
 _DIFFERENCE = 0.02
 _STEP = 1e-5  # step of one-sided differences, in sds of q
-_LARGEST_HESSIAN = 10_240  # largest dimension: two matrices of 840 MB
+LARGEST_HESSIAN = 10_240  # largest dimension: two matrices of 840 MB
 # The control variate is rejected if it multiplies the variance of the value by more than the first number and the
 # standard error is at least the second, in nats. A useless one, or one hidden by batch noise, is harmless.
 _MISLED, _MISLED_ERROR = 2.0, 1.0
@@ -39,7 +40,7 @@ class Objective:
     order 1.
     """
 
-    def __init__(self, target: AbstractTarget, q: Family, key, capacity: int):
+    def __init__(self, target: AbstractTarget, q: Family, key, capacity: int, groups: Groups = ONE_GROUP):
         self.target, self.q, self.key, self.capacity = target, q, key, capacity
         self.path = q.path
         self.dimension, self.num_params, self.dtype = q.noise_size, q.num_params, np.dtype(q.params.dtype)
@@ -49,9 +50,10 @@ class Objective:
         self._max_abs_params = q.max_abs_params
         host = self.path if isinstance(self.path, HostPath) else None
         match = None if host is None else host.match
-        self.source = NoiseSource(target, key, capacity, q.pathwise_columns, self.dtype, not q.reparameterised, match)
+        before = not q.reparameterised
+        self.source = NoiseSource(target, key, capacity, q.pathwise_columns, self.dtype, before, match, groups)
         self.moment_size = self.dimension if host is None else host.moment_size
-        self.expandable = isinstance(self.path, ExpandablePath) and self.dimension <= _LARGEST_HESSIAN
+        self.expandable = isinstance(self.path, ExpandablePath) and self.dimension <= LARGEST_HESSIAN
         self.expansion: Expansion | None = None
         self.corrects = True  # whether the expansion is used as control variate; it is always used as metric
         self._units: FixedNoise | None = None
@@ -62,7 +64,7 @@ class Objective:
         wanted = wanted if self.expandable else (_FOR_CENTERING if centering_of(q) is not None else 0)
         num_kept = min(-(-wanted // CHUNK), self.source.size) if isinstance(self.path, HostPath) else 0
         self._num_kept = num_kept
-        self.sweeps = Sweeps(target, q, self.source.size, num_kept)
+        self.sweeps = Sweeps(target, q, self.source.size, Plan(num_kept, groups))
         # One-sided differences of gradients need double precision.
         self.always_exact = target.order == 1 or self.dtype != np.float64
         self.exact_products = self.always_exact
@@ -235,7 +237,7 @@ class Objective:
         """Evaluate with the centring of q, a value of the programs, not part of their structure."""
         if centering_of(q) is not centering_of(self.q):
             self.q = q
-            self.sweeps.arrays = split_structure(self.target, q)[1]
+            self.sweeps.arrays = self.sweeps.inputs(self.target, q)[1]
 
     def compile(self, params: np.ndarray) -> None:
         """Compile the gradient program while SciPy reads its table of Sobol numbers, once per process.

@@ -6,25 +6,26 @@ Hessian-vector products, forward over reverse. The remaining vector operations r
 programs they would take longer to compile than the model itself. The family defines how draws depend on the parameters
 (`curvi.family.path`).
 
-A program returns one vector, so that there is one transfer from the device. Tuples are used instead of modules, whose
-construction takes as long as a sweep of a small model.
+On a mesh of devices the draws of a chunk are spread over its axis `draws`, in groups, one for each device
+(`curvi.estimate.fixed_draws.groups`).
 """
 
 import functools
-import math
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from curvi.estimate.fixed_draws.groups import CHUNK, ONE_GROUP, Groups
 from curvi.estimate.hybrid import weighed
 from curvi.family import Family
 from curvi.model.minibatch import MinibatchTarget
 from curvi.model.over_draws import over_draws
+from curvi.model.placement import Placement, constrain, on_host
 from curvi.model.target import AbstractTarget
+from curvi.record.packed import Unpack, combine, pack, split_structure
 
 # For XLA on a CPU. Level 3 takes longer to compile than level 1, and its code for wide loops can be slower. Fusion
 # emitters double the compilation time and do not speed up small loops; JAX 0.11 removed the option. XLA raises an error
@@ -60,14 +61,13 @@ def program(*static: int):
     return compiled
 
 
-CHUNK = 32  # draws per vectorised pass
 MOST_PARTS, LEAST_PARTS = 8, 4  # independent parts of the noise, for standard errors
 
 
 class Buffer(NamedTuple):
     """Noise in a buffer of fixed size, of which the first `num_chunks` chunks are in use."""
 
-    noise: Float[Array, "M chunk n"]
+    noise: Float[Array, "M *chunk n"]
     part: Int[Array, " M"]  # index of the independent part of the noise of each chunk
     num_chunks: Int[Array, ""]
     rows: Int[Array, "M B"]  # minibatch of each chunk; B = 0 where the target is not minibatched
@@ -100,23 +100,37 @@ class Products(NamedTuple):
     exact_product: Any = None
 
 
+class Plan(NamedTuple):
+    """What else a program is compiled for: how many chunks have their single draws kept, and the groups of draws."""
+
+    num_kept: int
+    groups: Groups = ONE_GROUP
+
+
 class Sweeps:
     """The two programs for one target and family, as functions of numpy vectors.
 
-    Each also returns results at single draws for the first `num_kept` chunks, which give rows of a Hessian.
+    Each also returns results at single draws for the first chunks (`Plan.num_kept`), which give rows of a Hessian.
     """
 
-    def __init__(self, target: AbstractTarget, q: Family, size: int, num_kept: int):
-        self.structure, self.arrays = split_structure(target, q)
-        self._dtype, self._num_kept = np.dtype(q.params.dtype), num_kept
+    def __init__(self, target: AbstractTarget, q: Family, size: int, plan: Plan):
+        self.plan = plan
+        self.structure, self.arrays = self.inputs(target, q)
+        self._dtype = np.dtype(q.params.dtype)
         path, hybrid = q.path, not q.reparameterised
         length = path.coordinates(np.asarray(q.params, np.float64)).size
         each, summed, vector = (size, CHUNK), (MOST_PARTS, length), (length,)
         weights = (each, summed) if hybrid else (None, None)
         exact = (None, None, None) if path.known_to_host else ((), vector, jax.eval_shape(q.fisher))
-        self._gradients = _Unpack(Gradients(each, summed, *weights, *exact))
+        self._gradients = Unpack(Gradients(each, summed, *weights, *exact))
         exact_product = None if path.known_to_host else vector
-        self._products = _Unpack(Products(vector, vector if hybrid else None, exact_product))
+        self._products = Unpack(Products(vector, vector if hybrid else None, exact_product))
+
+    def inputs(self, target: AbstractTarget, q: Family) -> tuple:
+        """The structure and the arrays of a target and a q, on the devices of the mesh."""
+        structure, arrays = split_structure(target, q)
+        mesh = self.plan.groups.mesh
+        return structure, arrays if mesh is None else Placement(mesh).put_all(arrays)
 
     def gradients(self, c: np.ndarray, buffer: Buffer) -> Gradients:
         return self.gradients_and_kept(c, buffer)[0]
@@ -139,19 +153,23 @@ class Sweeps:
 
     def _run(self, run, buffer: Buffer, *vectors):
         cast = (vector.astype(self._dtype) for vector in vectors)
-        return run(self.structure, self._num_kept, self.arrays, buffer, *cast)
+        return run(self.structure, self.plan, self.arrays, buffer, *cast)
 
 
 def rows_of(kept) -> np.ndarray:
     """One row per kept draw."""
-    return np.asarray(kept, np.float64).reshape(-1, kept.shape[-1])
+    rows = on_host(kept).astype(np.float64, copy=False)
+    if rows.ndim == 4:  # in groups, of which the last may have draws that do not count
+        rows = rows.reshape(len(rows), -1, rows.shape[-1])[:, :CHUNK]
+    return rows.reshape(-1, rows.shape[-1])
 
 
 @program(0, 1)
-def run_gradients(structure, num_kept: int, arrays, buffer: Buffer, c):
+def run_gradients(structure, plan: Plan, arrays, buffer: Buffer, c):
     """`Gradients` as one vector, and the gradients in x of the draws that are kept."""
     target, q = combine(structure, arrays)
-    path, hybrid, each = q.path, not q.reparameterised, over_draws(target, CHUNK)
+    num_kept, groups = plan
+    path, hybrid, each = q.path, not q.reparameterised, over_draws(target, groups.size)
 
     def add(index, sums):
         values, grads, weights, weight_grads, kept = sums
@@ -159,46 +177,69 @@ def run_gradients(structure, num_kept: int, arrays, buffer: Buffer, c):
         own = _own_part(buffer, index, c.dtype)
         if hybrid:
             one = weighed(density, q, buffer.before)
-            value, weight, grad, weight_grad = each(lambda e: one(e)(c))(noise)
-            weights, weight_grads = _put(weights, weight, index), weight_grads + own * weight_grad.mean(0)
-            return _put(values, value, index), grads + own * grad.mean(0), weights, weight_grads, kept
-        value, grad, slopes = path.gradients(q, lambda q, x: q.log_joint(density, x), c, noise, each)
-        kept = _put(kept, slopes, index) if num_kept else kept
-        return _put(values, value, index), grads + own * grad, weights, weight_grads, kept
 
-    each_draw = jnp.zeros(buffer.noise.shape[:2], c.dtype)
-    summed = jnp.zeros((MOST_PARTS, c.size), c.dtype)
+            def means(noise, each):
+                value, weight, grad, weight_grad = each(lambda e: one(e)(c))(noise)
+                return value, weight, grad.mean(0), weight_grad.mean(0)
+
+            value, weight, grad, weight_grad = groups.map(means, each, noise)
+            weights = _put(weights, weight, index)
+            weight_grads = weight_grads + own * weight_grad[..., None, :]
+            return _put(values, value, index), grads + own * grad[..., None, :], weights, weight_grads, kept
+
+        def slopes_of(noise, each):
+            return path.gradients(q, lambda q, x: q.log_joint(density, x), c, noise, each)
+
+        value, grad, slopes = groups.map(slopes_of, each, noise)
+        kept = _put(kept, slopes, index) if num_kept else kept
+        return _put(values, value, index), grads + own * grad[..., None, :], weights, weight_grads, kept
+
+    each_draw = groups.zeros((len(buffer.noise),), True, (), c.dtype)
+    summed = groups.zeros((), False, (MOST_PARTS, c.size), c.dtype)
     weights = (each_draw, summed) if hybrid else (None, None)
-    zero = (each_draw, summed, *weights, _nothing_kept(buffer, num_kept, c.dtype))
+    zero = (each_draw, summed, *weights, _nothing_kept(buffer, plan, c.dtype))
     values, grads, weight, weight_grads, kept = jax.lax.fori_loop(0, buffer.num_chunks, add, zero)
-    found = Gradients(values, grads, weight, weight_grads)
-    if path.known_to_host:
-        return _pack(found), kept
-    exact, exact_grad = jax.value_and_grad(_exact(q, buffer))(c)
-    return _pack(found._replace(exact=exact, exact_grad=exact_grad, fisher=q.replace(c).metric())), kept
+    found = Gradients(groups.one_axis(values), groups.total(grads))
+    if hybrid:
+        found = found._replace(weights=groups.one_axis(weight), weight_grads=groups.total(weight_grads))
+    if not path.known_to_host:
+        exact, exact_grad = jax.value_and_grad(_exact(q, buffer))(c)
+        found = found._replace(exact=exact, exact_grad=exact_grad, fisher=q.replace(c).metric())
+    return constrain(pack(found), groups.mesh), kept
 
 
 @program(0, 1)
-def run_products(structure, num_kept: int, arrays, buffer: Buffer, c, along):
+def run_products(structure, plan: Plan, arrays, buffer: Buffer, c, along):
     """`Products` as one vector, and the products at the draws that are kept."""
     target, q = combine(structure, arrays)
-    path, hybrid, each = q.path, not q.reparameterised, over_draws(target, CHUNK)
+    num_kept, groups = plan
+    path, hybrid, each = q.path, not q.reparameterised, over_draws(target, groups.size)
 
     def add(index, sums):
         product, weight_product, kept = sums
         density, noise = _density(target, _at(buffer.rows, index)), _at(buffer.noise, index)
         if hybrid:
             one = weighed(density, q, buffer.before)
-            moved, turned = each(lambda e: jax.jvp(one(e), (c,), (along,))[1][2:])(noise)
-            return product + moved.mean(0), weight_product + turned.mean(0), kept
-        found, bent = path.products(q, lambda q, x: q.log_joint(density, x), c, along, noise, each)
+
+            def means(noise, each):
+                moved, turned = each(lambda e: jax.jvp(one(e), (c,), (along,))[1][2:])(noise)
+                return moved.mean(0), turned.mean(0)
+
+            moved, turned = groups.map(means, each, noise)
+            return product + moved, weight_product + turned, kept
+
+        def bent_by(noise, each):
+            return path.products(q, lambda q, x: q.log_joint(density, x), c, along, noise, each)
+
+        found, bent = groups.map(bent_by, each, noise)
         return product + found, weight_product, _put(kept, bent, index) if num_kept else kept
 
-    zero = jnp.zeros_like(c)
-    start = (zero, zero if hybrid else None, _nothing_kept(buffer, num_kept, c.dtype))
+    zero = groups.zeros((), False, (c.size,), c.dtype)
+    start = (zero, zero if hybrid else None, _nothing_kept(buffer, plan, c.dtype))
     product, weight_product, kept = jax.lax.fori_loop(0, buffer.num_chunks, add, start)
     exact = None if path.known_to_host else jax.jvp(jax.grad(_exact(q, buffer)), (c,), (along,))[1]
-    return _pack(Products(product, weight_product, exact)), kept
+    turned = groups.total(weight_product) if hybrid else None
+    return constrain(pack(Products(groups.total(product), turned, exact)), groups.mesh), kept
 
 
 def _density(target: AbstractTarget, rows):
@@ -212,8 +253,8 @@ def _exact(q: Family, buffer: Buffer):
     return lambda params: q.replace(params).exact_part(q.replace(buffer.before))
 
 
-def _nothing_kept(buffer: Buffer, num_kept: int, dtype):
-    return jnp.zeros((num_kept, CHUNK, buffer.noise.shape[2]), dtype)
+def _nothing_kept(buffer: Buffer, plan: Plan, dtype):
+    return plan.groups.zeros((plan.num_kept,), True, buffer.noise.shape[-1:], dtype)
 
 
 def _at(rows, index):
@@ -228,65 +269,3 @@ def _put(rows, row, index):
 def _own_part(buffer: Buffer, index, dtype):
     """A one-hot column for the part of the chunk; a scatter would take longer to compile than the whole sweep."""
     return (jnp.arange(MOST_PARTS) == _at(buffer.part, index)).astype(dtype)[:, None]
-
-
-# -- between host and program -----------------------------------------------------------------------------------------
-
-_ARRAY = object()  # placeholder for an array in a structure
-
-
-def split_structure(target: AbstractTarget, q: Family):
-    """A target and a q as a hashable structure and a tuple of arrays, including the model's data.
-
-    A plain tuple avoids flattening modules at every call.
-    """
-    leaves, tree = jax.tree.flatten((target, q))
-    arrays = tuple(leaf for leaf in leaves if eqx.is_array(leaf))
-    return (tuple(_ARRAY if eqx.is_array(leaf) else leaf for leaf in leaves), tree), arrays
-
-
-def combine(structure, arrays) -> tuple[AbstractTarget, Family]:
-    rest, tree = structure
-    given = iter(arrays)
-    return jax.tree.unflatten(tree, [next(given) if leaf is _ARRAY else leaf for leaf in rest])
-
-
-def _pack(found):
-    return jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(found)])
-
-
-class _Unpack:
-    """Splits the vector of a program, given a named tuple of the packed shapes: None stays None, and a field that is
-    not a shape is a tree of arrays.
-    """
-
-    def __init__(self, shapes):
-        self.kind, self.places, start = type(shapes), [], 0
-        for shape in shapes:
-            if shape is None:
-                self.places.append(None)
-                continue
-            if _is_shape(shape):
-                # Most fields are a single array and need no tree operations.
-                end = start + math.prod(shape)
-                self.places.append((slice(start, end), shape))
-                start = end
-                continue
-            leaves, tree = jax.tree.flatten(shape)
-            ends = [start + int(end) for end in np.cumsum([0, *(math.prod(leaf.shape) for leaf in leaves)])]
-            self.places.append(([(slice(a, b), leaf.shape) for a, b, leaf in zip(ends, ends[1:], leaves)], tree))
-            start = ends[-1]
-
-    def __call__(self, vector):
-        whole = np.asarray(vector).astype(np.float64, copy=False)
-        return self.kind(*[None if place is None else _unpacked(whole, *place) for place in self.places])
-
-
-def _unpacked(whole: np.ndarray, place, shape):
-    if type(place) is slice:
-        return whole[place].reshape(shape)
-    return jax.tree.unflatten(shape, [whole[part].reshape(size) for part, size in place])
-
-
-def _is_shape(node) -> bool:
-    return type(node) is tuple and all(isinstance(size, int) for size in node)

@@ -16,10 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from curvi.estimate.fixed_draws.sweep import MOST_PARTS, combine
+from curvi.estimate.fixed_draws.sweep import MOST_PARTS
 from curvi.model.over_draws import over_draws
 from curvi.model.row_sample import RowSample
 from curvi.model.rows.reading import Chunk
+from curvi.record.packed import combine
 from curvi.record.plain import register
 from curvi.record.pytree import pytree
 

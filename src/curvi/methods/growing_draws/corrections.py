@@ -11,15 +11,16 @@ import numpy as np
 
 from curvi.certify.fixed_draws import Weighed, remaining_gain, weigh
 from curvi.certify.gain import Gain
+from curvi.estimate.fixed_draws.groups import CHUNK
 from curvi.estimate.fixed_draws.local import FixedDrawsModel
 from curvi.estimate.fixed_draws.noise import correction_draws
 from curvi.estimate.fixed_draws.objective import Objective
+from curvi.estimate.fixed_draws.sweep import LEAST_PARTS, MOST_PARTS
 from curvi.methods.base import News, Problem
 from curvi.methods.growing_draws.enough_draws import FEW, has_lost, is_noise, is_vague, still_moves, wanted_draws
-from curvi.methods.growing_draws.fresh import fresh_model
 from curvi.methods.growing_draws.ladder import looked_up, tried
 from curvi.methods.growing_draws.state import GrowingState
-from curvi.methods.growing_draws.streams import FOR_KICKS
+from curvi.methods.growing_draws.streams import FOR_CORRECTING, FOR_KICKS
 from curvi.methods.growing_draws.verdict import certificate, outcome_of_last_round
 from curvi.outcome import Outcome
 
@@ -190,3 +191,24 @@ def _end(problem, objective: Objective, state: GrowingState, local: FixedDrawsMo
     gain = gain if gain.known else remaining_gain(local)
     gain = outcome_of_last_round(problem, objective, state, local, gain, tolerance)
     return state, News(gain=_with_error(gain, state), outcome=gain.doubt)
+
+
+def fresh_model(problem: Problem, objective: Objective, state: GrowingState, few: FixedDrawsModel) -> FixedDrawsModel:
+    """The local model on the fresh draws of the next correction, with the curvature of the few.
+
+    Draws of latents without reparameterisation keep their values, so that their curvature is that of the same draws.
+    """
+
+    def make() -> FixedDrawsModel:
+        # Parts with as many pairs as dimensions have far less noise, where there can be enough of them.
+        least = max(CHUNK, objective.source.epoch)
+        matched = max(least, 2 * objective.moment_size)
+        least = matched if state.num_fresh >= LEAST_PARTS * matched or objective.expansion is None else least
+        num_parts = next((parts for parts in (MOST_PARTS, LEAST_PARTS) if state.num_fresh >= parts * least), 2)
+        stream = (FOR_CORRECTING, state.index)
+        fixed = objective.noise(state.params, stream, state.num_fresh, num_parts)
+        return objective(state.params, fixed)
+
+    fresh = problem.once("fresh", make, state.params, (state.num_fresh, state.index))
+    fresh = fresh if objective.difference is None else fresh.plus(objective.difference)
+    return fresh if objective.num_score_params else fresh.symmetrised().bent(few)

@@ -9,20 +9,25 @@ import numpy as np
 
 from curvi.certify.gain import Gain
 from curvi.estimate.fixed_draws.expansion import Expansion
+from curvi.estimate.fixed_draws.groups import CHUNK, Groups
 from curvi.estimate.fixed_draws.noise import correction_draws, epoch_draws
 from curvi.estimate.fixed_draws.objective import Objective
 from curvi.family import Family
 from curvi.family.centering import centering_of
 from curvi.family.centering_table import CenteringTable, centering_table
 from curvi.methods.base import Budget, FamilyRow, Method, Needs, News, Problem
-from curvi.methods.growing_draws.fresh import fresh_model
+from curvi.methods.choice import open_rungs
+from curvi.methods.growing_draws.corrections import fresh_model
 from curvi.methods.growing_draws.ladder import first_family, ladder, undecided
 from curvi.methods.growing_draws.rounds import first_draws, next_step, stand_still
 from curvi.methods.growing_draws.state import CenteringSearch, GrowingState
 from curvi.methods.growing_draws.verdict import certify_end, plain_elbo
+from curvi.methods.planning import stored_plan
+from curvi.model.placement import DRAWS, ROWS
 from curvi.outcome import Outcome
 from curvi.record.counts import CallCounts
 from curvi.record.plain import register
+from curvi.record.plan import Plan
 
 _LEAST_DRAWS = 64
 CLIMB_SHARE = 0.05  # of the tolerance: where a look ahead ends
@@ -53,6 +58,7 @@ class GrowingDraws(Method[GrowingState]):
     several_starts: ClassVar[bool] = True
     widens: ClassVar[bool] = True
     learns_centering: ClassVar[bool] = True
+    mesh_axes: ClassVar[tuple[str, ...]] = (ROWS, DRAWS)
 
     def __check_init__(self):
         for name in ("first_draws", "max_draws"):
@@ -69,6 +75,23 @@ class GrowingDraws(Method[GrowingState]):
 
     def fixed_draws(self, q) -> int:
         return self.buffer_draws(q.noise_size)
+
+    def why_not(self, problem: Problem) -> str | None:
+        if (why := Method.why_not(self, problem)) is not None:
+            return why
+        if problem.placement is not None and problem.placement.size(DRAWS) > CHUNK:
+            return (
+                f"GrowingDraws computes {CHUNK} draws at a time, and an axis draws of {problem.placement.size(DRAWS)} "
+                f"devices would leave some idle; give it {CHUNK} at most, and the others an axis rows"
+            )
+        return None
+
+    def plan(self, problem: Problem) -> Plan:
+        target, q = problem.target, problem.q
+        most = self.buffer_draws(q.noise_size, 4 * epoch_draws(target))
+        fewest = most if self.max_draws is not None else min(most, max(self.first_draws, q.min_draws))
+        wider = max((one.num_bytes(target, q) for one in open_rungs(problem)), default=0)
+        return stored_plan(target, q, problem.memory, fewest, most, ("a wider family", wider))
 
     def init(self, problem: Problem, key) -> GrowingState:
         q = first_family(problem)
@@ -133,8 +156,11 @@ def objective_of(method: GrowingDraws, problem: Problem, q: Family, key) -> Obje
 
     def make() -> Objective:
         # Four parts that each use all rows, so that only the noise of the draws is left.
-        capacity = method.buffer_draws(q.noise_size, 4 * epoch_draws(problem.target))
-        objective = Objective(problem.target, q, key, capacity)
+        planned = problem.once("plan", lambda: method.plan(problem)).num_draws
+        most = method.buffer_draws(q.noise_size, 4 * epoch_draws(problem.target))
+        capacity = most if planned is None else min(most, planned)
+        groups = Groups(None if problem.placement is None else problem.placement.mesh)
+        objective = Objective(problem.target, q, key, capacity, groups)
         objective.compile(np.asarray(q.params, np.float64))
         return objective
 

@@ -7,10 +7,10 @@ import numpy as np
 
 from curvi.certify.gain import UNKNOWN
 from curvi.control.climb import Climbed, End, climb_step, end_at_start, fixed_point_step, scale_step
+from curvi.estimate.fixed_draws.groups import CHUNK
 from curvi.estimate.fixed_draws.local import FixedDrawsModel
 from curvi.estimate.fixed_draws.noise import FixedNoise
 from curvi.estimate.fixed_draws.objective import Objective
-from curvi.estimate.fixed_draws.sweep import CHUNK
 from curvi.estimate.start import find_start
 from curvi.family.path import ExpandablePath, HostPath
 from curvi.methods.base import Budget, News, Problem

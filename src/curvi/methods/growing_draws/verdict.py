@@ -9,9 +9,10 @@ from curvi.certify.fixed_draws import remaining_gain
 from curvi.certify.gain import UNKNOWN, Gain, unfinished
 from curvi.certify.look_ahead import gained_between, look_ahead
 from curvi.control.climb import End
+from curvi.estimate.fixed_draws.groups import CHUNK
 from curvi.estimate.fixed_draws.local import FixedDrawsModel
 from curvi.estimate.fixed_draws.objective import Objective
-from curvi.estimate.fixed_draws.sweep import CHUNK, MOST_PARTS
+from curvi.estimate.fixed_draws.sweep import MOST_PARTS
 from curvi.family.path import HostPath
 from curvi.methods.base import Problem
 from curvi.methods.growing_draws.state import ENDLESS, GrowingState

@@ -6,9 +6,9 @@ import jax
 import numpy as np
 
 from curvi.control.climb import ON_FIXED_DRAWS
+from curvi.estimate.fixed_draws.groups import CHUNK
 from curvi.estimate.fixed_draws.local import FixedDrawsModel
 from curvi.estimate.fixed_draws.objective import Objective
-from curvi.estimate.fixed_draws.sweep import CHUNK
 from curvi.family import FAMILIES, Family
 from curvi.family.centering import centering_of, with_centering
 from curvi.family.normal_path import independent_params

@@ -11,19 +11,21 @@ from curvi.certify.gain import UNKNOWN, Gain, unfinished
 from curvi.estimate.fixed_draws.objective import Objective
 from curvi.family.centering_table import CenteringTable
 from curvi.methods.base import Budget, FamilyRow, Method, Needs, News, Problem
-from curvi.methods.growing_draws.fresh import fresh_model
+from curvi.methods.growing_draws.corrections import fresh_model
 from curvi.methods.growing_draws.ladder import ladder
 from curvi.methods.growing_draws.method import GrowingDraws
 from curvi.methods.growing_draws.rounds import next_step, stand_still
 from curvi.methods.growing_draws.state import GrowingState
 from curvi.methods.growing_draws.verdict import certificate, plain_elbo
 from curvi.methods.growing_rows.state import RowsState
-from curvi.methods.growing_rows.work import Work
+from curvi.methods.growing_rows.work import Work, sample_size
 from curvi.model.minibatch import MinibatchTarget
 from curvi.outcome import Outcome
 from curvi.record.counts import CallCounts
 from curvi.record.plain import register
+from curvi.record.plan import Plan
 
+_ROW_COPIES, _CHUNKS = 3, 3  # of rows in memory; chunks that are read ahead and computed on
 _ON_SAMPLE = 4  # tolerances: the gain that a fit on the sample may leave, which passes will find
 # Ends of a fit on a sample that say nothing of all rows.
 _NO_MATTER = (None, Outcome.NOISE_LIMIT, Outcome.PRECISION, Outcome.MAX_STEPS)
@@ -67,9 +69,18 @@ class GrowingRows(Method[RowsState]):
     def fixed_draws(self, q) -> int | None:
         return self.draws.fixed_draws(q)
 
+    def plan(self, problem: Problem) -> Plan:
+        plan, target = self.draws.plan(problem), problem.target
+        if not (isinstance(target, MinibatchTarget) and target.streamed):
+            return plan
+        rows = problem.once("rows", target.rows)
+        held = sample_size(rows, problem.q.noise_size, self.sample_rows) + _CHUNKS * rows.chunk_rows
+        return dataclasses.replace(plan, parts=(*plan.parts, ("rows in memory", _ROW_COPIES * held * rows.row_bytes)))
+
     def init(self, problem: Problem, key) -> RowsState:
         work = self._work(problem, key)
-        inner = Problem(work.sample.target, problem.q, problem.num_starts, problem.families, problem.learns_centering)
+        settings = problem.num_starts, problem.families, problem.learns_centering
+        inner = Problem(work.sample.target, problem.q, *settings, memory=problem.memory)
         return RowsState.at(self.draws.init(inner, key), work.rows.num_rows, work.kept)
 
     def advance(self, problem: Problem, state: RowsState, key, budget: Budget) -> tuple[RowsState, News]:

@@ -104,7 +104,7 @@ class Work:
             if state.reference.size:
                 target, offset = target.about(self.reference(state))
             own = self.problem
-            return Problem(target, own.q, own.num_starts, own.families, own.learns_centering), offset
+            return Problem(target, own.q, own.num_starts, own.families, own.learns_centering, memory=own.memory), offset
 
         return self.problem.once("inner", make, state.reference)
 

@@ -21,6 +21,7 @@ _SHORTEST = 1e-7  # nats per latent: a radius below it is no step
 _LARGEST_EXPONENT = 0.25  # exponent from which q counts as divergent, as a share of the log of the largest number
 _NARROWER = 2.0  # of ln sds, where the start is not finite
 _MOST_NARROWINGS = 3
+_MOST_SCALINGS, _SCALED = 8, 0.05  # times that scales are set, while that gains this many nats per latent
 _CHECKED = 256  # draws on which values are held against slopes
 
 
@@ -66,13 +67,16 @@ def start(problem: Problem, objective: StreamedObjective, state: StreamedState) 
         look = few_look(problem, objective, state)
     if not look.finite():
         return state, News(outcome=Outcome.NON_FINITE)
-    scaled = objective.look(programs.rescaled(look.q, look.gradient), look.stream, look.num_draws, parts=False)
-    row = row_of(look, state, float("nan"), bool(scaled.finite() and scaled.value > look.value))
-    state = state.but(stage="climb", taken=1)
-    if row["accepted"]:
-        keep_look(problem, scaled)
-        state = state.but(q=scaled.q)
-    return state, News([row])
+    begun, gained = look, np.inf
+    for _ in range(_MOST_SCALINGS):
+        if not gained > _SCALED * look.q.noise_size:
+            break
+        scaled = objective.look(programs.rescaled(look.q, look.gradient), look.stream, look.num_draws, parts=False)
+        gained = scaled.value - look.value if scaled.finite() else -np.inf
+        look = scaled if gained > 0 else look
+    keep_look(problem, look)
+    row = row_of(look, state, float("nan"), look is not begun)
+    return state.but(stage="climb", taken=1, q=look.q), News([row])
 
 
 def climb(problem: Problem, objective: StreamedObjective, state: StreamedState, tolerance: float):

@@ -16,7 +16,7 @@ from curvi.methods.streamed_newton.state import StreamedState
 from curvi.outcome import Outcome
 
 _BIAS_SHARE = 0.4  # of the tolerance: what the noise of the last correction may leave
-_SIGNAL_SHARE = 0.3  # of the predicted gain: far from the optimum, noise need not be smaller
+_SIGNAL_SHARE = 0.3  # of the predicted gain, or of the largest step: far from the optimum, noise need not be smaller
 _SDS_ERROR = 0.8 * LARGEST_STEP_ERROR
 _SHARES = (1.0, 0.5, 0.25, 0.125)  # of a step, tried until its gain on few draws is as predicted
 _VALID = 0.5  # relative error of that prediction
@@ -99,7 +99,9 @@ def _wanted_draws(objective: StreamedObjective, state: StreamedState, found: Wei
     allowed = max(_BIAS_SHARE * tolerance, _SIGNAL_SHARE * (predicted - found.bias))
     factor = found.bias / allowed
     if found.gain.known:
-        factor = max(factor, (found.gain.sds_noise / _SDS_ERROR) ** 2, found.gain.error / (0.4 * tolerance))
+        # A latent that is far away is seen on few draws; to certify that none is takes more.
+        sds_allowed = max(_SDS_ERROR, _SIGNAL_SHARE * found.gain.sds)
+        factor = max(factor, (found.gain.sds_noise / sds_allowed) ** 2, found.gain.error / (0.4 * tolerance))
     if not factor > 1:
         return state.num_fresh
     more = 2 ** min(math.ceil(math.log2(min(factor, 1e6))), 3)

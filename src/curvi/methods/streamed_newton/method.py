@@ -14,6 +14,7 @@ from curvi.estimate.streamed.programs import MAX_DRAWS, NUM_PARTS
 from curvi.family.on_device import normal_on_device
 from curvi.methods.base import Budget, FamilyRow, Method, Needs, News, Problem
 from curvi.methods.family_rows import family_rows
+from curvi.methods.planning import chunk_plan
 from curvi.methods.streamed_newton.climb import climb, few_look, few_of, start
 from curvi.methods.streamed_newton.corrections import correct, fresh_look
 from curvi.methods.streamed_newton.state import StreamedState
@@ -21,9 +22,11 @@ from curvi.model.over_draws import widest_array
 from curvi.outcome import Outcome
 from curvi.record.counts import CallCounts
 from curvi.record.plain import register
+from curvi.record.plan import Plan
 
 _RADIUS = 6.0  # nats, and as much per latent, at the start
 _CHUNK_NUMBERS = {"cpu": 2**18, "gpu": 2**24}  # of the widest array of a chunk: fits a cache, or fills a device
+_REMEDY = "give start and data in float32, or fewer latents"
 _MOST_AT_ONCE = 32
 
 
@@ -67,6 +70,9 @@ class StreamedNewton(Method[StreamedState]):
         if jnp.finfo(problem.q.params.dtype).bits < 32:
             return f"q is in {problem.q.params.dtype}, whose digits are too few; give init in float32 or float64"
         return None
+
+    def plan(self, problem: Problem) -> Plan:
+        return chunk_plan(problem.target, problem.q, problem.memory, _cached_draws(problem), _REMEDY)
 
     def families(self, problem: Problem, state: StreamedState) -> tuple[FamilyRow, ...]:
         return family_rows(problem, state.q, np.zeros(0))
@@ -114,11 +120,16 @@ class StreamedNewton(Method[StreamedState]):
         return look.value, look.value_se, objective.counts.less(spent)
 
 
-def draws_at_once(problem: Problem) -> int:
+def _cached_draws(problem: Problem) -> int:
     """Draws of a chunk, from shapes and the kind of device alone."""
     widest = max(widest_array(problem.target), problem.q.noise_size)
     numbers = _CHUNK_NUMBERS["cpu" if jax.default_backend() == "cpu" else "gpu"]
     return int(2 ** np.clip(np.floor(np.log2(max(numbers / widest, 1))), 0, np.log2(_MOST_AT_ONCE)))
+
+
+def draws_at_once(problem: Problem) -> int:
+    """Draws of a chunk, within the memory of a fit."""
+    return StreamedNewton().plan(problem).draws_at_once
 
 
 def _objective(method: StreamedNewton, problem: Problem, key) -> StreamedObjective:

@@ -1,0 +1,126 @@
+"""Where the arrays of a fit lie: spread over the devices of a mesh, or copied to each of them.
+
+A mesh has axes with fixed names: `rows` of data, `draws` of q, `latents`. Programs are compiled for all of its devices
+at once (`jax.jit` with `NamedSharding`); what lies spread is computed where it lies.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+ROWS, DRAWS, LATENTS = AXES = ("rows", "draws", "latents")
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """A mesh with named axes, compared by value."""
+
+    mesh: Mesh
+
+    @classmethod
+    def on(cls, mesh) -> "Placement":
+        """The placement on a mesh that a user gave; ValueError unless its axes have the names that curvi knows."""
+        if not isinstance(mesh, Mesh):
+            raise ValueError(
+                f"mesh must be a jax.sharding.Mesh, such as jax.make_mesh((8,), ('draws',)); got {type(mesh).__name__}"
+            )
+        unknown = [str(name) for name in mesh.axis_names if name not in AXES]
+        if unknown or not mesh.axis_names:
+            raise ValueError(
+                f"the axes of mesh must be named rows, draws or latents, one or more of them; got {mesh.axis_names}. "
+                f"Write for example jax.make_mesh({mesh.devices.shape or (1,)}, {AXES[: max(mesh.devices.ndim, 1)]})"
+            )
+        # Axes of the mesh of a user may be explicit: types of arrays would then carry their sharding.
+        return cls(Mesh(mesh.devices, mesh.axis_names))
+
+    def size(self, axis: str) -> int:
+        """The number of devices along an axis; 1 where the mesh does not have it."""
+        return self.mesh.shape.get(axis, 1)
+
+    @property
+    def shape(self) -> tuple[tuple[str, int], ...]:
+        """Axes and their sizes."""
+        return tuple((str(name), int(size)) for name, size in self.mesh.shape.items())
+
+    def sharding(self, *axes: str | None) -> NamedSharding:
+        return NamedSharding(self.mesh, PartitionSpec(*axes))
+
+    def put(self, array, *axes: str | None) -> jax.Array:
+        """An array that every process has, with its dimensions spread over these axes."""
+        sharding = self.sharding(*axes)
+        if sharding.is_fully_addressable:
+            return jax.device_put(array, sharding)
+        if isinstance(array, jax.Array) and jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+            return jax.random.wrap_key_data(self.put(jax.random.key_data(array)), impl=jax.random.key_impl(array))
+        # Without a comparison between processes, which every call of device_put would make.
+        own = np.asarray(array)
+        return jax.make_array_from_callback(own.shape, sharding, lambda index: own[index])
+
+    def put_all(self, tree: Any) -> Any:
+        """The arrays of a tree copied to every device, except those that lie on the mesh already."""
+        return jax.tree.map(lambda leaf: self._with(leaf) if eqx.is_array(leaf) else leaf, tree)
+
+    def _with(self, array) -> jax.Array:
+        return array if self.holds(array) else self.put(array)
+
+    def holds(self, array) -> bool:
+        """Whether an array lies on the devices of the mesh; ValueError if it lies spread over others."""
+        if not isinstance(array, jax.Array):
+            return False
+        if array.sharding.device_set == set(self.mesh.devices.flat) and isinstance(array.sharding, NamedSharding):
+            return True
+        if len(array.sharding.device_set) > 1:
+            raise ValueError(
+                f"an array of shape {array.shape} lies on {len(array.sharding.device_set)} devices that are not the "
+                f"{self.mesh.size} of mesh; place it on these, with NamedSharding(mesh, ...), or give a numpy array"
+            )
+        return False
+
+    def least(self, number: int) -> int:
+        """The smallest of a number that each process has its own of."""
+        if jax.process_count() == 1:
+            return number
+        return int(np.min(multihost_utils.process_allgather(np.asarray(number))))
+
+    def __str__(self) -> str:
+        kinds = sorted({device.device_kind for device in self.mesh.devices.flat})
+        axes = ", ".join(f"{name} {size}" for name, size in self.shape)
+        num_processes = len({device.process_index for device in self.mesh.devices.flat})
+        processes = f" in {num_processes} processes" if num_processes > 1 else ""
+        return f"{self.mesh.size} x {', '.join(kinds)}{processes} ({axes})"
+
+
+def constrain(array, mesh: Mesh | None, *axes: str | None):
+    """In a program: an array that lies spread over these axes of a mesh; the same array without one."""
+    if mesh is None:
+        return array
+    return jax.lax.with_sharding_constraint(array, NamedSharding(mesh, PartitionSpec(*axes)))
+
+
+def bytes_here(array) -> int:
+    """Bytes of an array in the memory of one device, or in that of the host where its devices share it."""
+    if not isinstance(array, jax.Array):
+        return int(array.nbytes)
+    shard = math.prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize
+    devices = array.sharding.addressable_devices
+    return shard * (len(devices) if next(iter(devices)).platform == "cpu" else 1)
+
+
+def only_writer() -> bool:
+    """Whether this process is the one that writes files and shows progress."""
+    return jax.process_index() == 0
+
+
+def on_host(array) -> np.ndarray:
+    """An array of a program as numpy's, on every process."""
+    if isinstance(array, jax.Array) and not (array.is_fully_addressable or array.is_fully_replicated):
+        replicated = NamedSharding(array.sharding.mesh, PartitionSpec())  # pyright: ignore[reportAttributeAccessIssue]
+        array = jax.jit(lambda a: a, out_shardings=replicated)(array)
+    return np.asarray(array)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 ROWS, DRAWS, LATENTS = AXES = ("rows", "draws", "latents")
 
@@ -120,6 +120,20 @@ def constrain(array, mesh: Mesh | None, *axes):
         return array
     known = (None if isinstance(axis, str) and axis not in mesh.axis_names else axis for axis in axes)
     return jax.lax.with_sharding_constraint(array, NamedSharding(mesh, PartitionSpec(*known)))
+
+
+def is_explicit(array) -> bool:
+    """Whether the type of an array carries its sharding, as explicit axes of a mesh ask for."""
+    sharding = getattr(array, "sharding", None)
+    return isinstance(sharding, NamedSharding) and any(kind != AxisType.Auto for kind in sharding.mesh.axis_types)
+
+
+def implicit(array: jax.Array) -> jax.Array:
+    """The same array where it lies, without its sharding in its type."""
+    sharding = array.sharding
+    if not is_explicit(array) or not isinstance(sharding, NamedSharding) or not isinstance(sharding.mesh, Mesh):
+        return array
+    return jax.device_put(array, NamedSharding(Mesh(sharding.mesh.devices, sharding.mesh.axis_names), sharding.spec))
 
 
 def bytes_here(array) -> int:

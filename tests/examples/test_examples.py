@@ -9,7 +9,7 @@ import pytest
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
 # What a script needs beyond curvi itself.
 NEEDS = {"pymc_model": ["pymc"], "bambi_model": ["bambi", "sklearn"], "stan_program": ["stan"]}
-NEEDS |= {"polish": ["blackjax"]}
+NEEDS |= {"polish": ["blackjax"], "rows": ["pyarrow"]}
 SLOW = {"stan_program"}  # compiles C++
 APART = {"two_processes"}  # has a test of its own, which holds its answer against that of one process
 

@@ -8,7 +8,7 @@ from curvi.methods import BBVI, Algorithm0, GrowingDraws, HessianFree, SchemeI, 
 from curvi.solve import Woodbury
 
 
-def tied(size: int, dtype=np.float32) -> Target:
+def tied(size: int, dtype: type = np.float32) -> Target:
     """A Gaussian whose neighbours are tied."""
 
     def log_density(t):

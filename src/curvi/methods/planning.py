@@ -79,12 +79,13 @@ def stored_plan(
     each = size * (_BUFFERS * itemsize + 8 * _HOST_COPIES)
     # The whole Hessian at the mean, and gradients at as many draws, where these are not too many.
     square = _SQUARES * 8 * size**2 if isinstance(q.path, ExpandablePath) and size <= LARGEST_HESSIAN else 0
-    chunk = CHUNK * one_draw(target, q)
-    parts = (*plain_parts(target, q), ("the Hessian at the mean", square), *more, ("a chunk of draws", chunk))
-    while num_draws > fewest and sum(size for _, size in parts) + num_draws * each > memory:
+    parts, one = (*plain_parts(target, q), ("the Hessian at the mean", square), *more), one_draw(target, q)
+    while num_draws > fewest and sum(size for _, size in parts) + one + num_draws * each > memory:
         num_draws = max(num_draws // 2 // CHUNK * CHUNK, fewest)
+    parts = (*parts, ("stored draws", num_draws * each))
+    at_once = affordable_draws(one, parts, memory, CHUNK)
     remedy = "take a smaller max_draws, float32 in place of float64, or fewer latents or rows"
-    return Plan((*parts, ("stored draws", num_draws * each)), memory, CHUNK, num_draws, remedy)
+    return Plan((*parts, ("a chunk of draws", at_once * one)), memory, at_once, num_draws, remedy)
 
 
 def elbo_bytes(target: AbstractTarget, q: Family, memory: int) -> int:

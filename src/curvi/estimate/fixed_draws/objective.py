@@ -42,7 +42,9 @@ class Objective:
     order 1.
     """
 
-    def __init__(self, target: AbstractTarget, q: Family, key, capacity: int, groups: Groups = ONE_GROUP):
+    def __init__(
+        self, target: AbstractTarget, q: Family, key, capacity: int, groups: Groups = ONE_GROUP, at_once: int = CHUNK
+    ):
         self.target, self.q, self.key, self.capacity = target, q, key, capacity
         self.path = q.path
         self.dimension, self.num_params, self.dtype = q.noise_size, q.num_params, np.dtype(q.params.dtype)
@@ -69,7 +71,7 @@ class Objective:
         wanted = wanted if self.expandable or known else _kept_for_centering(q)
         num_kept = min(-(-wanted // CHUNK), self.source.size) if isinstance(self.path, HostPath) else 0
         self._num_kept = num_kept
-        self.sweeps = Sweeps(target, q, self.source.size, Plan(num_kept, groups))
+        self.sweeps = Sweeps(target, q, self.source.size, Plan(num_kept, groups, at_once))
         # One-sided differences of gradients need double precision.
         self.always_exact = target.order == 1 or self.dtype != np.float64
         self.exact_products = self.always_exact

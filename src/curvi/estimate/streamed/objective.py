@@ -149,8 +149,11 @@ class StreamedObjective:
 
     def scores(self, look: Look) -> Scores:
         """The score gradient on the draws of a look: their values are known already."""
-        values = jnp.asarray(look.values - look.values.mean(), look.gradient.dtype)
-        return scores(self.seed(look.stream), values, look.q.noise_size, min(self.chunk, values.shape[1]))
+        num_parts, num_draws = look.values.shape
+        values = np.zeros((num_parts, MAX_DRAWS // num_parts), look.gradient.dtype)
+        values[:, :num_draws] = look.values - look.values.mean()
+        chunk = min(self.chunk, num_draws)
+        return scores(self.seed(look.stream), jnp.asarray(values), np.int32(num_draws), look.q.noise_size, chunk)
 
     def judge(self, look: Look, x, copied) -> Judged:
         return Judged(*(number.item() for number in jax.device_get(programs.judge(look.grads, x, copied))))

@@ -25,7 +25,8 @@ from curvi.record.plain import register
 from curvi.record.plan import Plan
 
 _RADIUS = 6.0  # nats, and as much per latent, at the start
-_CHUNK_NUMBERS = {"cpu": 2**18, "gpu": 2**24}  # of the widest array of a chunk: fits a cache, or fills a device
+_CHUNK_NUMBERS = {"cpu": 2**18, "gpu": 2**22}  # of the widest array of a chunk: fits a cache, or fills a device
+_LEAST_AT_ONCE = {"cpu": 1, "gpu": 4}  # which share one read of the parameters; more wait for their own sums
 _REMEDY = "give start and data in float32, or fewer latents"
 _MOST_AT_ONCE = 32
 
@@ -121,9 +122,9 @@ class StreamedNewton(Method[StreamedState]):
 
 def _cached_draws(problem: Problem) -> int:
     """Draws of a chunk, from shapes and the kind of device alone."""
-    widest = max(widest_array(problem.target), problem.q.noise_size)
-    numbers = _CHUNK_NUMBERS["cpu" if jax.default_backend() == "cpu" else "gpu"]
-    return int(2 ** np.clip(np.floor(np.log2(max(numbers / widest, 1))), 0, np.log2(_MOST_AT_ONCE)))
+    widest, kind = max(widest_array(problem.target), problem.q.noise_size), "cpu"
+    kind = kind if jax.default_backend() == kind else "gpu"
+    return int(2 ** np.log2(np.clip(_CHUNK_NUMBERS[kind] / widest, _LEAST_AT_ONCE[kind], _MOST_AT_ONCE)).astype(int))
 
 
 def draws_at_once(problem: Problem) -> int:

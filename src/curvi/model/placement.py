@@ -13,6 +13,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
@@ -139,8 +140,8 @@ def implicit(array: jax.Array) -> jax.Array:
 
 def bytes_here(array) -> int:
     """Bytes of an array in the memory of one device, or in that of the host where its devices share it."""
-    if not isinstance(array, jax.Array):
-        return int(array.nbytes)
+    if not isinstance(array, jax.Array) or isinstance(array, Tracer):
+        return math.prod(array.shape) * array.dtype.itemsize
     shard = math.prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize
     devices = array.sharding.addressable_devices
     return shard * (len(devices) if next(iter(devices)).platform == "cpu" else 1)

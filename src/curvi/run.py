@@ -166,7 +166,7 @@ class Run(Generic[StateT]):
     def checkpoint(self, tolerance: float) -> Checkpoint:
         problem = self.problem
         mesh = () if problem.placement is None else problem.placement.shape
-        settings = (float(tolerance), problem.num_starts, problem.families, mesh)
+        settings = (float(tolerance), problem.num_starts, problem.names, mesh)
         return Checkpoint(self.key, self.state, self.history(), self.counts, *settings)
 
 

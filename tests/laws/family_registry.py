@@ -240,8 +240,8 @@ def _kinds(target):
     return MeanField(target, {"s": factors.Gamma(), "share": factors.Beta()})
 
 
-def _in_blocks(target):
-    return Bordered(target, {"group": ["a", "b"]})
+def _in_blocks(target, **marginals):
+    return Bordered(target, {"group": ["a", "b"]}, **marginals)
 
 
 def _crossed(target):
@@ -252,8 +252,8 @@ def _pairs(target):
     return Bordered(target, {"each": "x"})
 
 
-def _one(target):
-    return LowRank(target, 1)
+def _one(target, **marginals):
+    return LowRank(target, 1, **marginals)
 
 
 def _two(target):
@@ -268,6 +268,11 @@ def one_factor():
     """The normal density with precision `FACTOR`."""
     q = LowRank.of(MeanField(gaussian()), LENGTHS[:, None], UNIQUE)
     return q.replace(q.params.at[:4].set(CENTRE))
+
+
+def _skewed(family):
+    """The same family with skewed marginals."""
+    return lambda target: family(target, marginals="sinh_arcsinh")
 
 
 UNIQUE, LENGTHS = np.array([0.5, 1.0, 0.8, 0.3]), np.array([0.6, -1.0, 0.4, 0.9])
@@ -305,4 +310,13 @@ FAMILIES = {
     "banded, centred": Row(lambda t: with_lambdas(Banded(t), t), centred, num_nodes=9),
     "banded, discrete": Row(Banded, mixed, num_nodes=16, values=(2, 3)),
     "bordered, discrete": Row(_pairs, mixed, num_nodes=16, values=(2, 3)),
+    "mean field, skewed": Row(_skewed(MeanField), skewed, num_nodes=32),
+    "full rank, skewed": Row(_skewed(FullRank), skewed, num_nodes=32, metric=1 / 6),
+    "full rank, skewed, centred": Row(
+        lambda t: with_lambdas(_skewed(FullRank)(t), t), centred, num_nodes=9, metric=1 / 6
+    ),
+    "full rank, skewed, discrete": Row(_skewed(FullRank), lambda: mixed(size=1), num_nodes=24, values=(2, 3)),
+    "bordered, skewed": Row(_skewed(_in_blocks), grouped, metric=1 / 6),
+    "low rank, skewed": Row(_skewed(_one), lambda: skewed(size=3), num_nodes=9, metric=1 / 6),
+    "banded, skewed": Row(_skewed(Banded), skewed, num_nodes=32, metric=1 / 6),
 }

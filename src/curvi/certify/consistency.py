@@ -4,11 +4,14 @@ smooth function, and is there a direction of increase that the draws missed?
 
 import dataclasses
 
+import equinox as eqx
+import jax
 import numpy as np
 
 from curvi.certify.fixed_draws import solve
 from curvi.estimate.fixed_draws.local import FixedDrawsModel
 from curvi.estimate.fixed_draws.objective import Objective
+from curvi.family import Family
 from curvi.family.normal_path import NormalPath
 from curvi.family.path import HostPath
 from curvi.outcome import Outcome
@@ -145,13 +148,27 @@ def _disagreement(path: HostPath, local: FixedDrawsModel) -> np.ndarray:
     values = local.fixed.values
     log_ratio = local.draw_values - path.log_q(local.params, values)  # up to a constant
     if not isinstance(path, NormalPath) or len(path_grad) <= _MANY:
-        return score_disagreement(
-            path.whitened_scores(local.params, values), log_ratio, path_grad, path_error, immaterial
-        )
+        return score_disagreement(_whitened_scores(path, local), log_ratio, path_grad, path_error, immaterial)
     for kind in (path.location(path_error), path.log_scale_entries(path_error)):
         np.maximum(kind, np.median(kind), out=kind)
-    z = score_disagreement(path.whitened_scores(local.params, values), log_ratio, path_grad, path_error, immaterial)
+    z = score_disagreement(_whitened_scores(path, local), log_ratio, path_grad, path_error, immaterial)
     return np.append(z, _scales_disagreement(path, log_ratio, values, groups, immaterial))
+
+
+def _whitened_scores(path: HostPath, local: FixedDrawsModel) -> np.ndarray:
+    """Scores of q at the draws, in coordinates where the metric is the identity."""
+    values = local.fixed.values
+    if path.has_scores:
+        return path.whitened_scores(local.params, values)
+    q = local.curvature.objective.q
+    dtype = q.params.dtype
+    scores = _scores(q.replace(local.params.astype(dtype)), values.astype(dtype))
+    return path.whiten(local.params, np.asarray(scores, np.float64))
+
+
+@eqx.filter_jit
+def _scores(q: Family, noise):
+    return jax.vmap(lambda e: q.score(q.from_normal(e)))(noise)
 
 
 def _scales_disagreement(path: NormalPath, log_ratio, noise, part_grads, immaterial: float) -> float:

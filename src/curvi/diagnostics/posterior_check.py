@@ -16,6 +16,7 @@ import numpy as np
 from curvi.diagnostics.elements import label_at
 from curvi.diagnostics.response import affordable_response
 from curvi.diagnostics.reweighted import Reweighted, flat, reweighted, weights_of
+from curvi.family.shapes import SKEWED, is_skewed_name, normal_name
 from curvi.record.plain import register
 
 if TYPE_CHECKING:
@@ -221,7 +222,8 @@ def _next(fit: "Fit", answer: str, seen: _Seen) -> str:
     if "needs the target" in seen.no_weights:
         steps.append(_WITH_TARGET)
     if seen.gain > MAX_GAIN:
-        steps.append(f'curvi.fit(target, key=key, family="{seen.family}")')
+        skew = f', marginals="{SKEWED}"' if is_skewed_name(seen.family) else ""
+        steps.append(f'curvi.fit(target, key=key, family="{normal_name(seen.family)}"{skew})')
     if seen.response is not None:
         steps.append('kind="linear_response" for sds, quantiles and draws')
     elif seen.khat <= MAX_KHAT:

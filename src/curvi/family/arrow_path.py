@@ -155,6 +155,9 @@ class ArrowPath(HostPath):
         own = noise[:, self.at.place]
         return np.concatenate([own, (own**2 - 1) / np.sqrt(2), noise[:, self.at.rows] * noise[:, self.at.columns]], 1)
 
+    def away(self, params, noise):
+        return self.place_draws(0.0, self.factor(params), noise)
+
     def sds(self, params):
         return np.sqrt(self.factor(params).row_squares()[self.at.place])
 

@@ -22,6 +22,7 @@ from curvi.family.joint_normal import JointNormal, check_dense
 from curvi.family.layout import Layout, lay_out
 from curvi.family.mean_field import MeanField
 from curvi.family.series import Order, chain_of
+from curvi.family.shapes import NORMAL, check_marginals
 from curvi.family.widening import normal_first, over_budget, why_not_joint, with_zeros
 from curvi.model.target import AbstractTarget
 from curvi.record.plain import register
@@ -49,18 +50,20 @@ class Banded(JointNormal):
     layout: Layout = eqx.field(static=True)
     chain: Chain = eqx.field(static=True)
     centering: Centering | None = None
+    marginals: str = eqx.field(static=True, default=NORMAL)
 
-    def __init__(self, target: AbstractTarget, order: Order | None = None, width: int = 1):
+    def __init__(self, target: AbstractTarget, order: Order | None = None, width: int = 1, marginals: str = NORMAL):
         normal = {latent.name: Normal() for latent in target.latents if not latent.discrete}
-        self.params, self.layout, self.chain = _joined(*lay_out(target, normal), order, width)
-        self.centering = None
+        params, self.layout, self.chain = _joined(*lay_out(target, normal), order, width)
+        self.centering, self.marginals = None, check_marginals(marginals)
+        self.params = self._with_shape(params)
 
     @classmethod
     def of(cls, q: MeanField, order: Order | None = None, width: int = 1) -> "Banded":
         """The banded q equal to a mean field whose continuous factors are all Normal."""
         made = object.__new__(cls)
         found = _joined(q.layout, np.asarray(q.params), order, width)
-        for name, value in zip(("params", "layout", "chain", "centering"), (*found, q.centering)):
+        for name, value in zip(("params", "layout", "chain", "centering", "marginals"), (*found, q.centering, NORMAL)):
             object.__setattr__(made, name, value)
         return made
 
@@ -93,6 +96,9 @@ class Banded(JointNormal):
     def normal_draw(self, noise):
         found = self._regressions()
         return (found.mean + found.draws(noise[None])[0])[self.normal_path.place]
+
+    def normal_sds(self):
+        return jnp.sqrt(jnp.sum(self.factor() ** 2, 1))
 
     def normal_log_prob(self, x):
         return self._regressions().log_prob(jnp.asarray(x)[self.normal_path.order])

@@ -24,6 +24,7 @@ from curvi.family.joint_normal import JointNormal, check_dense, stretched_scale
 from curvi.family.layout import Layout, lay_out
 from curvi.family.mean_field import MeanField
 from curvi.family.scale_metric import scale_fisher
+from curvi.family.shapes import NORMAL, check_marginals
 from curvi.family.widening import normal_first, over_budget, why_not_joint, with_zeros
 from curvi.model.origin import origin_of
 from curvi.model.target import AbstractTarget
@@ -53,14 +54,16 @@ class Bordered(JointNormal):
     layout: Layout = eqx.field(static=True)
     arrow: Arrow = eqx.field(static=True)
     centering: Centering | None = None
+    marginals: str = eqx.field(static=True, default=NORMAL)
 
-    def __init__(self, target: AbstractTarget, blocks: Blocks | None = None):
+    def __init__(self, target: AbstractTarget, blocks: Blocks | None = None, marginals: str = NORMAL):
         normal = {latent.name: Normal() for latent in target.latents if not latent.discrete}
         layout, params = lay_out(target, normal)
         if blocks is None:
             blocks = known_blocks(target, layout)
-        self.params, self.layout, self.arrow = _joined(layout, params, blocks)
-        self.centering = None
+        params, self.layout, self.arrow = _joined(layout, params, blocks)
+        self.centering, self.marginals = None, check_marginals(marginals)
+        self.params = self._with_shape(params)
 
     @classmethod
     def of(cls, q: MeanField, blocks: Blocks) -> "Bordered":
@@ -69,6 +72,7 @@ class Bordered(JointNormal):
         for name, value in zip(("params", "layout", "arrow"), _joined(q.layout, np.asarray(q.params), blocks)):
             object.__setattr__(made, name, value)
         object.__setattr__(made, "centering", q.centering)
+        object.__setattr__(made, "marginals", NORMAL)
         return made
 
     @classmethod
@@ -107,6 +111,10 @@ class Bordered(JointNormal):
 
     def normal_draw(self, noise):
         return self.normal_path.place_draws(*self._parts(), noise)
+
+    def normal_sds(self):
+        path = self.normal_path
+        return jnp.sqrt(self._parts()[1].row_squares()[path.at.place])
 
     def normal_log_prob(self, x):
         mean, factor = self._parts()

@@ -17,7 +17,6 @@ import numpy as np
 from jax.scipy.special import ndtr
 from jaxtyping import Array, Float
 
-from curvi.family.continuous import Normal
 from curvi.model import support as supports
 from curvi.model.location_scale import LocationScale, location_scale_of
 from curvi.record.plain import register
@@ -71,10 +70,10 @@ class Centering(eqx.Module):
 
 
 def centerable(q, sites: Sequence[LocationScale]) -> tuple[LocationScale, ...]:
-    """Those among the sites whose coordinates are unconstrained and normal under q."""
+    """Those among the sites whose coordinates are unconstrained, with a location and a scale under q."""
     slots = {slot.latent.name: slot for slot in q.layout.slots}
     free = {name for name, slot in slots.items() if slot.pushed or supports.is_real(slot.latent.support)}
-    return tuple(s for s in sites if s.name in free and isinstance(q.layout.factor_of(slots[s.name]), Normal))
+    return tuple(s for s in sites if s.name in free and q.layout.factor_of(slots[s.name]).location_scale)
 
 
 def centering_of(q: "Family") -> Centering | None:
@@ -84,10 +83,15 @@ def centering_of(q: "Family") -> Centering | None:
 
 def with_centering(q, centering: Centering | None):
     """q with this centring and the same parameters."""
+    return replaced(q, centering=centering)
+
+
+def replaced(q, **changes):
+    """q with some of its fields replaced."""
     # Past the initialiser, which takes other arguments than the fields.
     made = object.__new__(type(q))
     for field in dataclasses.fields(q):
-        object.__setattr__(made, field.name, centering if field.name == "centering" else getattr(q, field.name))
+        object.__setattr__(made, field.name, changes.get(field.name, getattr(q, field.name)))
     return made
 
 

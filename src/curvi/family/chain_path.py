@@ -188,6 +188,10 @@ class ChainPath(HostPath):
         own = noise[:, self.place]
         return self.join(own, (own**2 - 1) / np.sqrt(2), first, rows)
 
+    def away(self, params, noise):
+        rows = noise.reshape(-1, self.size)
+        return self.moments(params).root.solve(rows.T).T[:, self.place].reshape(noise.shape)
+
     def sds(self, params):
         return self.moments(params).sds[self.place]
 

@@ -41,6 +41,7 @@ class Normal(Factor):
     """Normal(mu, sigma), gamma = (mu, log sigma); pushed through numpyro's `biject_to` for a constrained latent."""
 
     real_line: ClassVar[bool] = True
+    location_scale: ClassVar[bool] = True
     reparameterised: ClassVar[bool] = True
 
     @property

@@ -45,6 +45,8 @@ class Factor(ABC):
     real_line: ClassVar[bool] = False
     # Whether a draw is a twice differentiable function of the parameters and of standard normal noise (`from_normal`).
     reparameterised: ClassVar[bool] = False
+    # Whether the first two parameters are a location and the logarithm of a scale, on the real line.
+    location_scale: ClassVar[bool] = False
     # Whether `kl` has a closed form.
     has_kl: ClassVar[bool] = True
 
@@ -68,8 +70,8 @@ class Factor(ABC):
         """KL(q || q_other) of each factor."""
         return kl_divergence(self.distribution(params), self.distribution(other))
 
-    def max_abs_param(self, dtype) -> float:
-        """The largest useful absolute value of a parameter; beyond it, the factor hardly changes."""
+    def max_abs_param(self, dtype) -> float | np.ndarray:
+        """The largest useful absolute value of a parameter, or of each; beyond it, the factor hardly changes."""
         return np.inf
 
     def with_min_probability(self, params: Float[Array, "n k"], least: float) -> Float[Array, "n k"]:
@@ -126,6 +128,11 @@ class Factor(ABC):
     def from_natural(self, natural: Float[Array, "n k"]) -> Float[Array, "n k"]:
         """The inverse of `natural`; not finite where no distribution has these natural parameters."""
         return natural
+
+    def moved(self, params: Float[Array, "n k"], along: Float[Array, "n k"]) -> Float[Array, "n k"]:
+        """Parameters after a step, along a straight line in the natural parameters where that is valid."""
+        moved = self.from_natural(jnp.add(*jax.jvp(self.natural, (params,), (along,))))
+        return jnp.where(jnp.all(jnp.isfinite(moved), -1, keepdims=True), moved, params + along)
 
     @property
     def values(self) -> range | None:

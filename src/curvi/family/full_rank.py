@@ -21,6 +21,7 @@ from curvi.family.joint_normal import JointNormal, stretched_scale
 from curvi.family.layout import Layout, lay_out
 from curvi.family.mean_field import MeanField
 from curvi.family.scale_metric import scale_fisher
+from curvi.family.shapes import NORMAL, check_marginals
 from curvi.family.triangular_path import TriangularPath
 from curvi.family.widening import full_rank_params, widened
 from curvi.model.target import AbstractTarget
@@ -47,12 +48,13 @@ class FullRank(JointNormal):
     params: Float[Array, " P"]
     layout: Layout = eqx.field(static=True)
     centering: Centering | None = None
+    marginals: str = eqx.field(static=True, default=NORMAL)
 
-    def __init__(self, target: AbstractTarget, max_params: int | None = None):
+    def __init__(self, target: AbstractTarget, max_params: int | None = None, marginals: str = NORMAL):
         normal = {latent.name: Normal() for latent in target.latents if not latent.discrete}
         self.layout, params = widened(*lay_out(target, normal), max_params)
-        self.centering = None
-        self.params = jax.device_put(params)
+        self.centering, self.marginals = None, check_marginals(marginals)
+        self.params = self._with_shape(params)
 
     @classmethod
     def of(cls, q: MeanField, max_params: int | None = None) -> "FullRank":
@@ -65,6 +67,7 @@ class FullRank(JointNormal):
         object.__setattr__(made, "params", jax.device_put(params))
         object.__setattr__(made, "layout", layout)
         object.__setattr__(made, "centering", q.centering)
+        object.__setattr__(made, "marginals", NORMAL)
         return made
 
     def with_moments(self, mean: np.ndarray, factor: np.ndarray) -> "FullRank":
@@ -102,6 +105,9 @@ class FullRank(JointNormal):
 
     def normal_draw(self, noise):
         return self.mean() + self.factor() @ noise
+
+    def normal_sds(self):
+        return jnp.sqrt(jnp.sum(self.factor() ** 2, 1))
 
     def normal_log_prob(self, x):
         e = solve_triangular(self.factor(), x - self.mean(), lower=True)

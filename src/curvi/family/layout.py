@@ -1,6 +1,8 @@
 """The positions of the latents of a target in a draw and in the parameters of a factorised q."""
 
 import dataclasses
+import itertools
+import math
 from collections.abc import Callable, Mapping
 
 import jax.numpy as jnp
@@ -17,6 +19,8 @@ from curvi.model.latents import Latent
 from curvi.model.target import AbstractTarget
 from curvi.record.plain import register
 from curvi.solve.truncated_cg import Array as AnyArray
+
+_PARAMS = ("", "spread of ", "skewness of ", "tail of ")  # of a reparameterised factor, in labels
 
 
 @register
@@ -35,12 +39,12 @@ class Slot:
         """The shape of the latent in working coordinates."""
         return biject_to(self.latent.support).inverse_shape(self.latent.shape) if self.pushed else self.latent.shape
 
-    def element(self, index: int) -> str:
-        """The name of one element, "x[2]"; that of the latent where a bijection mixes its elements."""
-        shape = self.latent.shape
-        if not shape or self.count != int(np.prod(shape)):
-            return self.latent.name
-        return f"{self.latent.name}[{', '.join(str(i) for i in np.unravel_index(index, shape))}]"
+    def elements(self) -> list[str]:
+        """The names of all elements, "x[2]"; that of the latent where a bijection mixes its elements."""
+        name, shape = self.latent.name, self.latent.shape
+        if not shape or self.count != math.prod(shape):
+            return [name] * self.count
+        return [f"{name}[{', '.join(map(str, at))}]" for at in itertools.product(*map(range, shape))]
 
 
 @register
@@ -127,10 +131,15 @@ class Layout:
 
     def elements(self) -> list[str]:
         """The element of a latent that each parameter belongs to."""
-        return self._named(lambda slot, index, _: slot.element(index))
+        labels, places = [""] * self.num_params, self.parameter_slices()
+        for slot in self.slots:
+            k, place, names = self.factor_of(slot).num_params, places[slot.latent.name], slot.elements()
+            for number in range(k):
+                labels[place.start + number : place.stop : k] = names
+        return labels
 
     def parameter_labels(self) -> list[str]:
-        """ "a[0]" for the location of a factor, "spread of a[0]" for its scale.
+        """ "a[0]" for the location of a factor, "spread of a[0]" for its scale, and so on.
 
         Where a bijection mixes the elements of a latent (a simplex), its unconstrained coordinates are numbered:
         "a~[0]".
@@ -142,7 +151,7 @@ class Layout:
             at = f"{name}[{','.join(map(str, np.unravel_index(index, shape)))}]" if shape else name
             if not self.factor_of(slot).reparameterised:
                 return f"parameter {number} of {at}"
-            return f"spread of {at}" if number else at
+            return _PARAMS[number] + at
 
         return self._named(label)
 
@@ -158,8 +167,8 @@ class Layout:
         return labels
 
     def by_param(self, kind: Callable[[Factor], object]) -> np.ndarray:
-        """One entry per parameter: `kind` of its factor."""
-        return np.concatenate([np.full(n * f.num_params, kind(f)) for f, n in self.groups])
+        """One entry per parameter: `kind` of its factor, one for all of its parameters or one each."""
+        return np.concatenate([np.tile(np.broadcast_to(kind(f), f.num_params), n) for f, n in self.groups])  # pyright: ignore
 
     def by_noise_column(self, weights: np.ndarray) -> np.ndarray | None:
         """Weights of the parameters from weights of the columns of the noise; None if a factor has several columns."""
@@ -180,9 +189,9 @@ class Layout:
         """The largest of the ln scales and of the likely draws that a bijection maps to a support."""
         largest, places = -np.inf, self.parameter_slices()
         for slot in self.slots:
-            if not isinstance(self.factor_of(slot), Normal):
+            if not (factor := self.factor_of(slot)).location_scale:
                 continue
-            mean, log_scale = params[places[slot.latent.name]].reshape(-1, 2).T
+            mean, log_scale = params[places[slot.latent.name]].reshape(-1, factor.num_params).T[:2]
             reached = np.max(np.abs(mean) + 3 * np.exp(log_scale)) if slot.pushed else -np.inf
             largest = max(largest, float(log_scale.max()), float(reached))
         return largest

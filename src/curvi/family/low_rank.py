@@ -19,6 +19,7 @@ from curvi.family.joint_normal import JointNormal, check_dense
 from curvi.family.layout import Layout, lay_out
 from curvi.family.low_rank_path import LowRankPath, low_rank_path
 from curvi.family.mean_field import MeanField
+from curvi.family.shapes import NORMAL, check_marginals
 from curvi.family.widening import ledermann_bound, normal_first, over_budget, why_not_joint, with_zeros
 from curvi.model.target import AbstractTarget
 from curvi.record.plain import register
@@ -48,16 +49,17 @@ class LowRank(JointNormal):
     pattern: Factors = eqx.field(static=True)
     asked: int | None = eqx.field(static=True)
     centering: Centering | None = None
+    marginals: str = eqx.field(static=True, default=NORMAL)
 
-    def __init__(self, target: AbstractTarget, rank: int | None = None):
+    def __init__(self, target: AbstractTarget, rank: int | None = None, marginals: str = NORMAL):
         normal = {latent.name: Normal() for latent in target.latents if not latent.discrete}
         layout, params = lay_out(target, normal)
         self.layout, parts = _split(layout, params)
         size = self.layout.counts[0]
         check_rank(size, 1 if rank is None else rank)
         self.pattern, self.asked, self.centering = Factors(size, tuple(range(rank or 1))), rank, None
-        parts[1] = np.exp(parts[1])
-        self.params = _joined(self.layout, self.pattern, parts, _start(self.pattern, parts[1]))
+        parts[1], self.marginals = np.exp(parts[1]), check_marginals(marginals)
+        self.params = self._with_shape(_joined(self.layout, self.pattern, parts, _start(self.pattern, parts[1])))
 
     @classmethod
     def of(cls, q: MeanField, factors: Float[np.ndarray, "d r"], scale: np.ndarray | None = None) -> "LowRank":
@@ -71,8 +73,8 @@ class LowRank(JointNormal):
         parts[1] = np.exp(parts[1]) if scale is None else np.asarray(scale, parts[1].dtype)
         pivots, turned = pivoted(np.asarray(factors, float))
         made, pattern = object.__new__(cls), Factors(len(factors), pivots)
-        fields = (_joined(layout, pattern, parts, turned), layout, pattern, len(pivots), q.centering)
-        for name, value in zip(("params", "layout", "pattern", "asked", "centering"), fields):
+        fields = (_joined(layout, pattern, parts, turned), layout, pattern, len(pivots), q.centering, NORMAL)
+        for name, value in zip(("params", "layout", "pattern", "asked", "centering", "marginals"), fields):
             object.__setattr__(made, name, value)
         return made
 
@@ -131,6 +133,10 @@ class LowRank(JointNormal):
         mean, scale, factors = self._parts()
         return mean + scale * noise[: self.dimension] + factors @ noise[self.dimension :]
 
+    def normal_sds(self):
+        _, scale, factors = self._parts()
+        return jnp.sqrt(scale**2 + jnp.sum(factors**2, 1))
+
     def normal_log_prob(self, x):
         mean, scale, white = self._density_parts()
         away = (x - mean) / scale
@@ -160,6 +166,7 @@ class LowRank(JointNormal):
         first, *rest = self.fisher().blocks
         inverse = jnp.diag(jnp.linalg.inv(self.covariance()))
         more = jnp.concatenate([0 * inverse, 2 * inverse, inverse[self._rows()]])
+        more = jnp.concatenate([more, jnp.zeros(self.num_joint_params - len(more), more.dtype)])
         return BlockDiagonal((first + LEAST * jnp.diag(more), *rest))
 
     def normal_entropy_hessian(self):

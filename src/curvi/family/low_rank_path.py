@@ -61,6 +61,10 @@ class LowRankPath(HostPath):
         return hash((LowRankPath, self.pattern))
 
     @property
+    def noise_size(self):
+        return self.size + self.pattern.rank
+
+    @property
     def moment_size(self):
         """Few dimensions are averaged exactly; of many, the factors, with what they have to do with the rest."""
         return (self.size if self.size <= _LARGEST_WHITENED else 2) + self.pattern.rank
@@ -132,7 +136,7 @@ class LowRankPath(HostPath):
 
     def product(self, params, direction, gradient, by_coordinates):
         """With the derivative of the gradient of the entropy, which is not constant."""
-        return self.gradient(params, by_coordinates) + self._entropy_product(params, direction)
+        return self.gradient(params, by_coordinates) + self.entropy_product(params, direction)
 
     def entropy(self, params):
         return 0.5 * self.matrix(params).log_det + 0.5 * self.size * (1 + _LOG_2PI)
@@ -141,7 +145,7 @@ class LowRankPath(HostPath):
         at = self.matrix(params)
         return self.join(np.zeros(self.size), at.signed * at.inverse_diagonal, at.solved)
 
-    def _entropy_product(self, params: np.ndarray, direction: np.ndarray) -> np.ndarray:
+    def entropy_product(self, params: np.ndarray, direction: np.ndarray) -> np.ndarray:
         """dC = 2 D diag(dD) + dV V' + V dV', and d(C^-1) = -C^-1 dC C^-1."""
         at, (_, scale, step) = self.matrix(params), self.split(direction)
         moved, weights = at.solve(step), 2 * at.signed * scale
@@ -159,18 +163,17 @@ class LowRankPath(HostPath):
     def root(self, params):
         return LowRankRoot(self, params)
 
-    def _away(self, params: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """The draws of this noise less the mean."""
+    def away(self, params, noise):
         _, scale, factors = self.split(params)
         return noise[..., : self.size] * scale + noise[..., self.size :] @ factors.T
 
     def log_q(self, params, noise):
-        at, x = self.matrix(params), self._away(params, noise)
+        at, x = self.matrix(params), self.away(params, noise)
         return -0.5 * (np.sum((x / at.scale) ** 2, -1) - np.sum((x @ at.inner) ** 2, -1) - self.size)
 
     def whitened_scores(self, params, noise):
         at = self.matrix(params)
-        u = at.solve(self._away(params, noise).T).T
+        u = at.solve(self.away(params, noise).T).T
         by_factors = u[:, :, None] * (u @ at.factors)[:, None, :] - at.solved
         scores = self.join(u, at.signed * (u**2 - at.inverse_diagonal), by_factors)
         root = self.root(params)

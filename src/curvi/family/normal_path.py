@@ -82,6 +82,9 @@ class NormalPath(ExpandablePath):
     def sds(self, params):
         return self.scale(params)
 
+    def away(self, params, noise):
+        return self.scale(params) * noise
+
     def with_best_scales(self, params: np.ndarray, slope: np.ndarray) -> np.ndarray:
         """Parameters with the scales that the expected Hessian's diagonal asks for, by Stein's identity; exact where
         ln p is quadratic. Where it is not negative, scales stay.

@@ -136,10 +136,12 @@ class FixedPoint(NamedTuple):
 
 
 class HostPath(Path):
-    """A path of a normal distribution: the host knows its entropy and its Fisher information."""
+    """A path of a normal distribution, or of one made from it: the host knows its entropy and a metric."""
 
     known_to_host: ClassVar[bool] = True
     has_fixed_point: ClassVar[bool] = False  # whether there is a `fixed_point`
+    gaussian: ClassVar[bool] = True  # whether draws are normal
+    has_scores: ClassVar[bool] = True  # whether there are `whitened_scores`
     size: int  # number of latents
 
     @abstractmethod
@@ -149,6 +151,14 @@ class HostPath(Path):
     @abstractmethod
     def entropy_gradient(self, params: np.ndarray) -> np.ndarray:
         """Its gradient."""
+
+    def entropy_product(self, params: np.ndarray, direction: np.ndarray) -> np.ndarray:
+        """The Hessian of H(q) times a direction."""
+        return np.zeros_like(direction)
+
+    @abstractmethod
+    def away(self, params: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        """The draws of this noise less the mean, with any leading axes."""
 
     @abstractmethod
     def spreads(self, params: np.ndarray) -> np.ndarray:
@@ -180,6 +190,11 @@ class HostPath(Path):
     def log_q(self, params: np.ndarray, noise: np.ndarray) -> np.ndarray:
         """ln q at the draws of this noise, with any leading axes, less its expectation."""
         return -0.5 * (noise**2 - 1).sum(-1)
+
+    @property
+    def noise_size(self) -> int:
+        """The number of columns of the noise."""
+        return self.size
 
     @property
     def moment_size(self) -> int:

@@ -151,6 +151,9 @@ class TriangularPath(ExpandablePath):
         i, j = self.below
         return np.concatenate([noise, (noise**2 - 1) / np.sqrt(2), noise[:, i] * noise[:, j]], 1)
 
+    def away(self, params, noise):
+        return noise @ self.factor(params).T
+
     def sds(self, params):
         return np.sqrt(np.sum(self.factor(params) ** 2, 1))
 

@@ -19,6 +19,7 @@ from curvi.certify.gain import Gain
 from curvi.estimate.sampling import final_draws, log_ratios
 from curvi.family import FAMILIES, Family
 from curvi.family.centering_table import CenteringTable, centering_table
+from curvi.family.shapes import has_skew, skewed_name
 from curvi.methods.planning import plain_plan
 from curvi.methods.problem import Problem as Problem
 from curvi.model.placement import Placement
@@ -127,6 +128,7 @@ class Method(eqx.Module, Generic[StateT]):
     default_num_steps: ClassVar[int] = 500
     several_starts: ClassVar[bool] = False
     widens: ClassVar[bool] = False  # whether a mean field may become another family on the way
+    skews: ClassVar[bool] = False  # whether the marginals of a normal q may become skewed on the way
     learns_centering: ClassVar[bool] = False
     streams: ClassVar[bool] = False  # whether it takes rows that are read a chunk at a time
     mesh_axes: ClassVar[tuple[str, ...]] = ()  # axes of a mesh over which it spreads its work
@@ -152,7 +154,7 @@ class Method(eqx.Module, Generic[StateT]):
         return *mean_and_error(values), CallCounts(log_density=num_draws)
 
     def plan(self, problem: Problem) -> Plan:
-        """What a fit will take in memory, by shapes and `problem.memory` alone: more than that is refused."""
+        """What a fit takes in memory, from shapes and `problem.memory` alone; what is more than that is refused."""
         return plain_plan(problem.target, problem.q, problem.memory)
 
     def fixed_draws(self, q: Family) -> int | None:
@@ -163,6 +165,7 @@ class Method(eqx.Module, Generic[StateT]):
         """What is known of the families that could have been chosen, one row each."""
         q = state.q
         name = next((name for name, kind in FAMILIES.items() if type(q) is kind), type(q).__name__)
+        name = skewed_name(name) if has_skew(q) else name
         return (FamilyRow(name, q.num_params, float("nan"), True, "the start of this method"),)
 
     def centering(self, state: StateT) -> CenteringTable:
@@ -183,6 +186,8 @@ class Method(eqx.Module, Generic[StateT]):
         target, q, needs, name = problem.target, problem.q, self.needs, type(self).__name__
         if problem.placement is not None and (why := self._why_no_mesh(problem.placement)) is not None:
             return why
+        if q.params.dtype.itemsize < 4:
+            return f"q is in {q.params.dtype}, whose digits are too few; give init in float32 or float64"
         if target.black_box and needs.compiled:
             return (
                 f"{name} compiles the log density, which is a black box; use PooledRegression, the default for black "

@@ -1,26 +1,56 @@
 """What is said of the choice of a family: one row for each, with what it should gain and why it was chosen or not."""
 
+import dataclasses
 import math
 
+import jax
 import numpy as np
 
 from curvi.certify.predicted import PredictedGain
 from curvi.family import Family
+from curvi.family.shapes import has_skew, skewed_name
 from curvi.methods.base import FamilyRow, Problem
 from curvi.methods.choice import GAIN, WITHIN, asked_for, open_rungs
 from curvi.methods.rung import Rung
 from curvi.methods.rungs import MEAN_FIELD, RUNGS, name_of
 
 
-def family_rows(problem: Problem, q: Family, prediction: np.ndarray) -> tuple[FamilyRow, ...]:
-    """One row per family of the table for a fit that ended with q: parameters, predicted gain, chosen or not, why.
+def family_rows(
+    problem: Problem, q: Family, prediction: np.ndarray, skew: np.ndarray | None = None
+) -> tuple[FamilyRow, ...]:
+    """One row per family of the table for a fit that ended with q: parameters, predicted gain, chosen or not, why; and
+    one for that of q with skewed marginals, where these were looked at.
 
-    `prediction` has gain, error and largest factor of an sd by family, or is empty.
+    `prediction` has gain, error and largest factor of an sd by family, or is empty; `skew` what skewed marginals add to
+    the chosen family, with its error.
     """
+    rows = _normal_rows(problem, q, prediction)
+    if not problem.may_skew or (skew is None and not has_skew(q)):
+        return rows
+    at = next(i for i, row in enumerate(rows) if row.chosen)
+    draw = jax.eval_shape(q.sample, jax.random.key(0))
+    own, size = rows[at], 2 * sum(leaf.size for leaf in jax.tree.leaves(draw) if leaf.dtype.kind == "f")
+    nats, error = (math.nan, math.nan) if skew is None else map(float, skew)
+    why = f"it adds {nats:.3g} nats by prediction, {'more' if nats > GAIN else 'no more'} than {GAIN}"
+    if has_skew(q):
+        why = "asked for" if problem.must_skew else why
+        rows = (*rows[:at], dataclasses.replace(own, num_params=q.num_params - size, chosen=False), *rows[at + 1 :])
+    elif math.isnan(nats):
+        why = "what it adds is not known"
+    elif nats > GAIN:
+        why = f"it adds {nats:.3g} nats by prediction, which its error of {error:.2g} leaves in doubt"
+    added = nats if own.name == MEAN_FIELD else own.predicted_gain + nats
+    num_params = q.num_params + (0 if has_skew(q) else size)
+    return (*rows, FamilyRow(skewed_name(own.name), num_params, added, has_skew(q), why, error))
+
+
+def _normal_rows(problem: Problem, q: Family, prediction: np.ndarray) -> tuple[FamilyRow, ...]:
+    """The rows of the table, whatever the marginals of q."""
     name, target, start = name_of(q), problem.target, problem.q
     own = {one.name for one in RUNGS}
     if not problem.families or name not in own:
         why = "asked for" if problem.families else "the instance that was given"
+        name = skewed_name(name) if has_skew(q) and not problem.families else name
         return (FamilyRow(name, q.num_params, math.nan, True, why),)
     rows = []
     every = np.full((len(RUNGS), 3), math.nan) if not prediction.size else prediction

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from curvi.family import Family
+from curvi.family.shapes import is_skewed_name, normal_name
 from curvi.model.memory import default_budget
 from curvi.model.placement import Placement
 from curvi.model.target import AbstractTarget
@@ -32,7 +33,10 @@ class Problem:
         self.placement = placement  # where arrays lie; None on one device
         self.memory = memory or default_budget()  # bytes that the fit may take
         self.learns_centering = learns_centering  # where q has a centring; a method may leave it as it is
-        self.families = families  # names that a method may choose from; empty where q is an instance of the user's
+        self.names = families  # that a method may choose from; empty where q is an instance of the user's
+        self.families = tuple(dict.fromkeys(map(normal_name, families)))  # whatever their marginals
+        self.may_skew = any(map(is_skewed_name, families))
+        self.must_skew = self.may_skew and all(map(is_skewed_name, families))
         self._kept: dict[str, tuple[tuple[object, ...], Any]] = {}  # the type of a value depends on its name
 
     def once(self, name: str, build: Callable[[], Kept], *of: object) -> Kept:

@@ -29,6 +29,7 @@ LARGEST_HESSIAN = 10_240  # largest dimension: two matrices of 840 MB
 # standard error is at least the second, in nats. A useless one, or one hidden by batch noise, is harmless.
 _MISLED, _MISLED_ERROR = 2.0, 1.0
 _LARGEST_WIDENED = 500  # dimensions up to which the expected Hessian may be asked for
+_MOST_KEPT, _KEPT_NUMBERS = 1024, 2**16  # draws, and numbers in all, that a prediction is made of
 _FOR_CENTERING = 64  # draws whose gradients tell how centred latents are to be, where nothing else needs them
 _NO_COUNTS = Counts()
 
@@ -41,7 +42,9 @@ class Objective:
     order 1.
     """
 
-    def __init__(self, target: AbstractTarget, q: Family, key, capacity: int, groups: Groups = ONE_GROUP):
+    def __init__(
+        self, target: AbstractTarget, q: Family, key, capacity: int, groups: Groups = ONE_GROUP, at_once: int = CHUNK
+    ):
         self.target, self.q, self.key, self.capacity = target, q, key, capacity
         self.path = q.path
         self.dimension, self.num_params, self.dtype = q.noise_size, q.num_params, np.dtype(q.params.dtype)
@@ -61,15 +64,14 @@ class Objective:
         self.counts = CallCounts()
         self.difference: Difference | None = None  # what fresh draws add, where the target is a sample of rows
         # For rows of the Hessian at the mean, and for the expected Hessian.
-        wanted = correction_draws(self.dimension) if self.dimension <= _LARGEST_WIDENED else self.dimension
-        # Only all draws of a climb together have matched moments.
-        for_centering = (
-            0 if centering_of(q) is None else max(_FOR_CENTERING, 2 ** math.ceil(math.log2(q.min_draws + 1)))
-        )
-        wanted = wanted if self.expandable else for_centering
+        wanted = self.dimension
+        if self.dimension <= _LARGEST_WIDENED:
+            wanted = max(correction_draws(self.dimension), min(_MOST_KEPT, _KEPT_NUMBERS // self.dimension))
+        known = host is not None and host.gaussian and self.dimension <= _LARGEST_WIDENED
+        wanted = wanted if self.expandable or known else _kept_for_centering(q)
         num_kept = min(-(-wanted // CHUNK), self.source.size) if isinstance(self.path, HostPath) else 0
         self._num_kept = num_kept
-        self.sweeps = Sweeps(target, q, self.source.size, Plan(num_kept, groups))
+        self.sweeps = Sweeps(target, q, self.source.size, Plan(num_kept, groups, at_once))
         # One-sided differences of gradients need double precision.
         self.always_exact = target.order == 1 or self.dtype != np.float64
         self.exact_products = self.always_exact
@@ -264,3 +266,8 @@ class Objective:
     def _count(self, fixed: FixedNoise, products: bool = False) -> None:
         num_draws = fixed.num_chunks * CHUNK
         self.counts = self.counts.plus(hvp=num_draws) if products else self.counts.plus(num_draws, num_draws)
+
+
+def _kept_for_centering(q: Family) -> int:
+    """Draws of which each is kept where lambdas are learned: only all of a climb together have matched moments."""
+    return 0 if centering_of(q) is None else max(_FOR_CENTERING, 2 ** math.ceil(math.log2(q.min_draws + 1)))

@@ -27,6 +27,7 @@ from curvi.methods.growing_draws.enough_draws import (
     wanted_draws,
 )
 from curvi.methods.growing_draws.ladder import looked_up, tried
+from curvi.methods.growing_draws.skew import skewed_up
 from curvi.methods.growing_draws.state import GrowingState
 from curvi.methods.growing_draws.streams import FOR_CORRECTING, FOR_KICKS
 from curvi.methods.growing_draws.verdict import certificate, outcome_of_last_round
@@ -73,7 +74,11 @@ def correct(problem: Problem, objective: Objective, state: GrowingState, few: Fi
     if not found.step.definite:
         return _more_draws(objective, state, local, found.gain, tolerance, problem)
     gain = found.gain
-    if gain.within(tolerance) and not (is_vague(found, tolerance) or still_moves(state, found)):
+    converged = gain.within(tolerance) and not (is_vague(found, tolerance) or still_moves(state, found))
+    state, wider = skewed_up(problem, state, local, found, converged)
+    if wider is not None:
+        return wider, News()
+    if converged:
         if (wider := tried(problem, objective, state)) is not None:
             return wider, News()
         gain = certificate(problem, objective, state, local, gain)

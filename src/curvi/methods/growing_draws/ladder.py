@@ -190,4 +190,4 @@ def _to_be_tried(problem: Problem, state: GrowingState) -> Rung | None:
 
 def ladder(problem: Problem, state: GrowingState) -> tuple[FamilyRow, ...]:
     """One row per family: parameters, predicted gain, whether it was chosen, and why."""
-    return family_rows(problem, state.family, state.prediction)
+    return family_rows(problem, state.family, state.prediction, state.skew)

@@ -15,11 +15,13 @@ from curvi.estimate.fixed_draws.objective import Objective
 from curvi.family import Family
 from curvi.family.centering import centering_of
 from curvi.family.centering_table import CenteringTable, centering_table
+from curvi.family.shapes import has_skew
 from curvi.methods.base import Budget, FamilyRow, Method, Needs, News, Problem
 from curvi.methods.choice import open_rungs
 from curvi.methods.growing_draws.corrections import fresh_model
 from curvi.methods.growing_draws.ladder import first_family, ladder, undecided
 from curvi.methods.growing_draws.rounds import first_draws, next_step, stand_still
+from curvi.methods.growing_draws.skew import skew_undecided
 from curvi.methods.growing_draws.state import CenteringSearch, GrowingState
 from curvi.methods.growing_draws.verdict import certify_end, plain_elbo
 from curvi.methods.planning import stored_plan
@@ -57,6 +59,7 @@ class GrowingDraws(Method[GrowingState]):
     default_num_steps: ClassVar[int] = 1000
     several_starts: ClassVar[bool] = True
     widens: ClassVar[bool] = True
+    skews: ClassVar[bool] = True
     learns_centering: ClassVar[bool] = True
     mesh_axes: ClassVar[tuple[str, ...]] = (ROWS, DRAWS)
 
@@ -124,8 +127,8 @@ class GrowingDraws(Method[GrowingState]):
             state, few = stand_still(problem, objective, state, tolerance)
             local = fresh_model(problem, objective, state, few)
             gain = certify_end(problem, objective, state, local, few, tolerance, CLIMB_SHARE * tolerance)
-        if gain.doubt is None and undecided(problem, state):
-            gain = dataclasses.replace(gain, doubt=Outcome.MAX_STEPS)  # a mean field is not where this fit would end
+        if gain.doubt is None and (undecided(problem, state) or skew_undecided(problem, state, local)):
+            gain = dataclasses.replace(gain, doubt=Outcome.MAX_STEPS)  # not the q that it would end with
         return dataclasses.replace(gain, counts=objective.counts.less(spent))
 
     def families(self, problem: Problem, state: GrowingState) -> tuple[FamilyRow, ...]:
@@ -156,15 +159,15 @@ def objective_of(method: GrowingDraws, problem: Problem, q: Family, key) -> Obje
 
     def make() -> Objective:
         # Four parts that each use all rows, so that only the noise of the draws is left.
-        planned = problem.once("plan", lambda: method.plan(problem)).num_draws
+        plan = problem.once("plan", lambda: method.plan(problem))
         most = method.buffer_draws(q.noise_size, 4 * epoch_draws(problem.target))
-        capacity = most if planned is None else min(most, planned)
+        capacity = most if plan.num_draws is None else min(most, plan.num_draws)
         groups = Groups(None if problem.placement is None else problem.placement.mesh)
-        objective = Objective(problem.target, q, key, capacity, groups)
+        objective = Objective(problem.target, q, key, capacity, groups, plan.draws_at_once)
         objective.compile(np.asarray(q.params, np.float64))
         return objective
 
-    return problem.once("objective", make, type(q))
+    return problem.once("objective", make, type(q), (has_skew(q),))
 
 
 def objective_at(method: GrowingDraws, problem: Problem, state: GrowingState, key) -> Objective:

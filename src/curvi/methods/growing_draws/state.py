@@ -134,6 +134,8 @@ class GrowingState:
         The current climb, or the one that has just ended; None before a new one.
     search
         The search for the lambdas of a centring; None where they are not learned.
+    skew
+        The predicted gain of skewed marginals and its error; None before it was predicted.
     stage
         "rough", "climb" or "correct".
     exact
@@ -169,6 +171,7 @@ class GrowingState:
     prediction: np.ndarray
     climb: Climb | None
     search: CenteringSearch | None
+    skew: np.ndarray | None = None
     stage: str = static(default="rough")
     exact: bool = static(default=False)
     corrects: bool = static(default=True)

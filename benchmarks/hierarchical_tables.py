@@ -193,17 +193,17 @@ def _centering(found) -> str:
 
 
 def _groups(found) -> str:
-    """Costs by the number of groups, and their growth from each size to the next as a power."""
+    """Costs by the number of groups, and their growth from the smallest number on as a power."""
     rows, before = [], None
     for name in problems.GROUPS:
         for line in _of(found, "default").get(name, []):
             seconds = line.get("warm_cpu_seconds", line["cold_cpu_seconds"])
             size = int(name.partition("_")[2])
             slope = "-" if before is None else f"{math.log(seconds / before[1]) / math.log(size / before[0]):.2f}"
-            before = size, seconds
+            before = before or (size, seconds)
             costs = [f"{line['evaluations']:,}", f"{seconds:.2f}", f"{1e9 * seconds / line['evaluations'] / size:.0f}"]
             rows.append([f"{size:,}", line["family"], _outcome(line), *costs, slope])
-    head = ["groups", "family", "outcome", "evaluations", "processor s", "ns an evaluation and group", "slope"]
+    head = ["groups", "family", "outcome", "evaluations", "processor s", "ns an evaluation and group", "slope from the first"]
     return table(head, rows) if rows else "No lines yet."
 
 

@@ -17,7 +17,15 @@ from curvi.estimate.fixed_draws.noise import correction_draws
 from curvi.estimate.fixed_draws.objective import Objective
 from curvi.estimate.fixed_draws.sweep import LEAST_PARTS, MOST_PARTS
 from curvi.methods.base import News, Problem
-from curvi.methods.growing_draws.enough_draws import FEW, has_lost, is_noise, is_vague, still_moves, wanted_draws
+from curvi.methods.growing_draws.enough_draws import (
+    FEW,
+    fell_short,
+    has_lost,
+    is_noise,
+    is_vague,
+    still_moves,
+    wanted_draws,
+)
 from curvi.methods.growing_draws.ladder import looked_up, tried
 from curvi.methods.growing_draws.skew import skewed_up
 from curvi.methods.growing_draws.state import GrowingState
@@ -50,6 +58,11 @@ def correct(problem: Problem, objective: Objective, state: GrowingState, few: Fi
     state, wider = looked_up(problem, objective, state, local)
     if wider is not None:
         return wider, News()
+    if fell_short(state, value):
+        better = _better_curvature(objective, state, _most_for_curvature(objective))
+        if better is not state:
+            return better.but(last_value=np.zeros(0), last_step=np.zeros(0), last_grad=np.zeros(0)), News()
+        state = state.but(shrinkage=max(state.shrinkage / 2, _LEAST_SHRINKAGE))
     state = _with_measured_curvature(objective, state, local)
     found = weigh(dataclasses.replace(local, shrinkage=state.shrinkage), state.radius, _NEAR * tolerance)
     if state.shrinkage < 1 and found.gain.within(tolerance):
@@ -127,7 +140,9 @@ def _step(problem, objective: Objective, state: GrowingState, few, found: Weighe
         "accepted": taken is not None,
         "shrinkage": 1.0,
     }
-    last_value = np.array([row["elbo"], row["elbo_se"]])
+    share = taken or 0.0
+    promised = share * local.grad @ step.direction + share**2 * bend / 2
+    last_value = np.array([row["elbo"], row["elbo_se"], promised])
     state = state.but(taken=state.taken + 1, index=state.index + 1, last_value=last_value)
     if taken is None:
         return _climb_again(objective, state), News([row], gain=_reported(found.gain, tolerance))

@@ -3,6 +3,7 @@
 import functools
 import importlib.metadata
 import json
+import os
 import platform
 import subprocess
 from pathlib import Path
@@ -16,7 +17,11 @@ _KEY = ("problem", "method", "setting", "seed", "device")
 
 @functools.cache
 def commit() -> str:
-    """The commit that is checked out, with a plus where the tree differs from it; empty outside of a checkout."""
+    """The commit that is checked out, with a plus where the tree differs from it; in a copy of the files alone, what
+    the variable CURVI_COMMIT says.
+    """
+    if said := os.environ.get("CURVI_COMMIT"):
+        return said
     here = Path(__file__).parent
 
     def git(*words: str) -> str:

@@ -1,6 +1,7 @@
 """Fits of up to 10^8 latents: seconds, memory, what is left to gain; rivals, the breakdown, the paper's schemes.
 
     python benchmarks/scale.py [--parts fits schemes peers breakdown roofline] [--out FILE] [--seconds 540] [--cpu]
+    python benchmarks/scale.py --tables    (docs/scale.md from the lines)
 
 Each run is a process of its own with a time limit, so that its peak of memory is its own and one that fails ends alone.
 The first fit of a process compiles; the second, with another key, is the warm one. Lines go to results/scale.jsonl.
@@ -22,9 +23,9 @@ GPU_RUNS = {
              ["fit", "chain", "1e7"], ["fit", "counts", "1e5"], ["fit", "chain", "1e8"]],
     "roofline": [["roofline"]],
     "breakdown": [["breakdown", "chain", "1e6"]],
+    "peers": [["peer", "chain", "1e6"], ["peer", "counts", "1e6"], ["peer", "chain", "1e5"]],
     "schemes": [["scheme", "SchemeI", "1e6"], ["scheme", "SchemeII", "1e6"], ["scheme", "Woodbury", "1e6"],
                 ["scheme", "SchemeI", "1e7"], ["scheme", "SchemeII", "1e7"]],
-    "peers": [["peer", "chain", "1e5"], ["peer", "chain", "1e6"], ["peer", "counts", "1e6"]],
 }  # fmt: skip
 CPU_RUNS = {
     "fits": [["fit", "chain", "1e4"], ["fit", "chain", "1e5"], ["fit", "chain", "1e6"]],
@@ -42,8 +43,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=540.0)
     parser.add_argument("--limit", type=float, default=150.0, help="seconds of one run")
     parser.add_argument("--cpu", action="store_true")
+    parser.add_argument("--tables", action="store_true", help="write docs/scale.md from the lines")
     parser.add_argument("--run", nargs="*", help="one run, in this process")
     options = parser.parse_args()
+    if options.tables:
+        import scale_tables
+
+        scale_tables.write(RESULTS)
+        return
     if options.run:
         one(options.out, *options.run)
         return
@@ -74,10 +81,15 @@ def one(out: Path, kind: str, *words: str) -> None:
     else:
         model, size = words[0], int(float(words[1]))
         lines_of = {"fit": fits, "scheme": schemes, "breakdown": breakdown, "peer": peers}[kind](model, size)
+    import jax.numpy as jnp
+
+    import curvi  # noqa: F401  what imports take is no part of a fit
     import lines
 
+    jnp.zeros(3).block_until_ready()
+    imports = _host_bytes()
     for name, setting, measured in lines_of:
-        lines.append(out, name, kind, setting, 0, **measured, host_bytes=_host_bytes())
+        lines.append(out, name, kind, setting, 0, **measured, host_bytes=_host_bytes(), import_bytes=imports)
         print(name, json.dumps({**setting, **measured}, default=float), flush=True)
 
 
@@ -111,6 +123,8 @@ def measured_of(fit, seconds: float) -> dict:
         "products": fit.counts.hvp,
         "by": type(fit.method).__name__,
         "device_bytes": device_bytes_in_use(),
+        "planned_bytes": fit.plan.num_bytes,
+        "draws_at_once": fit.plan.draws_at_once,
     }
 
 
@@ -164,15 +178,17 @@ def schemes(name: str, size: int):
 
 def breakdown(model: str, size: int):
     """Where the seconds of a warm fit go: the model, the noise, everything else; from the time of each per draw."""
+    import numpy as np
+
     from scale_models import MODELS
     from scale_parts import seconds_per_draw
 
     target = MODELS[model](size)
     timed_fit(target, 0, family="mean_field")
     found, seconds = timed_fit(target, 1, family="mean_field")
-    gradient, product, noise = seconds_per_draw(target, found.q)
-    of_noise = noise * (found.counts.gradient + found.counts.hvp)
-    of_model = gradient * found.counts.gradient + product * found.counts.hvp - of_noise
+    whole, alone = seconds_per_draw(target, found.q)
+    counts = np.array([found.counts.gradient, found.counts.hvp])
+    of_model, of_noise = float(counts @ alone), float(counts @ (whole - alone))
     shares = {"model_share": of_model / seconds, "noise_share": of_noise / seconds}
     yield model, {"latents": size, "dtype": "float32"}, measured_of(found, seconds) | shares
 

@@ -21,14 +21,21 @@ import curvi
 from curvi.estimate.fixed_draws.groups import Groups
 from curvi.estimate.fixed_draws.objective import Objective
 from curvi.estimate.fixed_draws.sweep import run_gradients, run_products
+from curvi.estimate.streamed import programs
+from curvi.estimate.streamed.objective import StreamedObjective
 from curvi.methods import GrowingDraws, StreamedNewton
 from curvi.model.placement import Placement
 from curvi.model.spread import place
 
-KEY = jax.random.key(0)
+MANY = 4096  # latents
 rng = np.random.default_rng(0)
 X = rng.normal(size=(1001, 4))  # no number of devices here divides these rows
 Y = (rng.random(1001) < 1 / (1 + np.exp(-X @ np.array([1.0, -0.5, 0.2, 0.0])))).astype(float)
+
+
+def random_key():
+    """The key of all fits; no constant, since processes must find each other before there is an array."""
+    return jax.random.key(0)
 
 
 def mesh_of(**axes) -> Mesh:
@@ -106,12 +113,15 @@ CASES = {
     "rows of a plate and draws": (plate, {"rows": 2, "draws": 4}, MEAN_FIELD),
     "rows that the caller placed": (plain, {"rows": 7}, MEAN_FIELD),
     "weighted draws": (switch, {"draws": 3}, {"method": GrowingDraws()}),
+    "streamed rows": (rows, {"rows": 8}, {"method": NEWTON}),
+    "streamed draws and latents": (chain, {"draws": 2, "latents": 3}, {"method": NEWTON}),
 }
+SLOW = ("draws", "rows, float32", "rows that the caller placed", "streamed rows", "streamed draws and latents")
 
 
 def fitted(target, mesh, options):
-    fit = curvi.fit(target, key=KEY, progress=False, mesh=mesh, **options)
-    return fit, {
+    fit = curvi.fit(target, key=random_key(), progress=False, mesh=mesh, **options)
+    return {
         "converged": fit.converged,
         "elbo": fit.elbo,
         "gain": fit.remaining_gain,
@@ -121,18 +131,12 @@ def fitted(target, mesh, options):
     }
 
 
-def operations(make_target, **axes):
-    """Operations of both programs on each device, and the largest array that devices exchange."""
-    placement = Placement.on(mesh_of(**axes))
-    target = place(make_target(), placement)
-    q = curvi.MeanField(target)
-    objective = Objective(target, q, KEY, 256, Groups(placement.mesh))
-    noise = objective.noise(np.asarray(q.params, float), (0,), 64)
-    sweeps, c = objective.sweeps, objective.path.coordinates(np.asarray(q.params, float))
+def operations(axis: str, number: int):
+    """Operations of two programs on each device, and the largest array that devices exchange."""
+    placement = Placement.on(mesh_of(**{axis: number}))
+    programs = streamed_programs(placement) if axis == "latents" else stored_programs(placement)
     found, largest = [], 0
-    for run, vectors in ((run_gradients, (c,)), (run_products, (c, c))):
-        program = jax.jit(run.__wrapped__, static_argnums=(0, 1))
-        compiled = program.lower(sweeps.structure, sweeps.plan, sweeps.arrays, noise.buffer, *vectors).compile()
+    for compiled in programs:
         found.append(compiled.cost_analysis()["flops"])
         for line in compiled.as_text().splitlines():
             moved = re.match(r".*?= (.*?) (all-reduce|all-gather|all-to-all|collective-permute)(-start)?\(", line)
@@ -143,14 +147,51 @@ def operations(make_target, **axes):
     return {"flops": found, "largest": largest}
 
 
+def stored_programs(placement: Placement):
+    target = place(many_rows(), placement)
+    q = curvi.MeanField(target)
+    objective = Objective(target, q, random_key(), 256, Groups(placement.mesh))
+    noise = objective.noise(np.asarray(q.params, float), (0,), 64)
+    sweeps, c = objective.sweeps, objective.path.coordinates(np.asarray(q.params, float))
+    for run, vectors in ((run_gradients, (c,)), (run_products, (c, c))):
+        program = jax.jit(run.__wrapped__, static_argnums=(0, 1))
+        yield program.lower(sweeps.structure, sweeps.plan, sweeps.arrays, noise.buffer, *vectors).compile()
+
+
+def streamed_programs(placement: Placement):
+    target = curvi.Target(lambda t: -jnp.sum(jnp.cosh(t["x"])), {"x": np.zeros(MANY)})
+    objective = StreamedObjective.of(target, curvi.MeanField(target), random_key(), 16, 1024, placement)
+    q, mesh, draws = objective.placed(curvi.MeanField(target)), placement.mesh, np.int32(128)
+    key, v = objective.seed((0,)), q.params
+    sweep = lambda q: programs.sweep(target, q, key, draws, num_parts=8, chunk=16, mesh=mesh)  # noqa: E731
+    solve = lambda q: programs.solve(target, q, key, draws, v, v, 1.0, 0.1, np.int32(9), chunk=16, mesh=mesh)  # noqa: E731
+    for program in (sweep, solve):
+        yield jax.jit(program).lower(q).compile()
+
+
+def streamed():
+    """The gradient and a solve of streamed draws at one q: on one device, and with both spread unevenly."""
+    found = []
+    for axes in ({}, {"draws": 3, "latents": 2}):
+        placement = Placement.on(mesh_of(**axes)) if axes else None
+        target = place(chain(), placement) if placement else chain()
+        q = curvi.MeanField(target)
+        objective = StreamedObjective.of(target, q, random_key(), 8, 64, placement)
+        look = objective.look(q, (0,), 64, parts=True)
+        step = objective.solve(look, ((1,), 16), look.gradient, 10.0, 1e-6)
+        numbers = [look.value, *np.asarray(look.gradient), *np.asarray(step.x), float(step.predicted)]
+        found.append(np.asarray(numbers, float).tolist())
+    return found
+
+
 def resumed():
     """The parameters of a fit in one piece, and of one that was saved, loaded and resumed; what other meshes say."""
     target, settings = rows(), {"progress": False, "tolerance": 1e-9}
     two = mesh_of(rows=2)
-    whole = curvi.fit(target, key=KEY, mesh=two, num_steps=6, **settings)
+    whole = curvi.fit(target, key=random_key(), mesh=two, num_steps=6, **settings)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "fit.curvi"
-        curvi.fit(target, key=KEY, mesh=two, num_steps=3, checkpoint=path, **settings)
+        curvi.fit(target, key=random_key(), mesh=two, num_steps=3, checkpoint=path, **settings)
         part = curvi.fit(target, start=path, mesh=two, num_steps=3, **settings)
         words = []
         for other in (None, mesh_of(rows=8)):
@@ -170,22 +211,21 @@ def rows_that_fill_up():
     return [float(eqx.filter_jit(lambda t: t.full()(theta))(one)) for one in (target, spread, wrong)]
 
 
-def main():
+def main(names):
     jax.config.update("jax_enable_x64", True)
     found = {}
-    for name, (make, axes, options) in CASES.items():
+    for name in names:
+        make, axes, options = CASES[name]
         one = make() if make is not plain else rows()
         found[name] = {
-            "one": fitted(one, None, {"method": GrowingDraws(), **options})[1],
-            "mesh": fitted(make(), mesh_of(**axes), options)[1],
+            "one": fitted(one, None, {"method": GrowingDraws(), **options}),
+            "mesh": fitted(make(), mesh_of(**axes), options),
         }
-    cost = {
-        f"{axis} {number}": operations(many_rows, **{axis: number})
-        for axis in ("rows", "draws")
-        for number in (1, 2, 8)
-    }
-    print(json.dumps({"fits": found, "cost": cost, "resumed": resumed(), "fill": rows_that_fill_up()}))
+    numbers = [(axis, number) for axis in ("rows", "draws", "latents") for number in (1, 2, 8)]
+    cost = {f"{axis} {number}": operations(axis, number) for axis, number in numbers}
+    more = {"resumed": resumed(), "fill": rows_that_fill_up(), "streamed": streamed()}
+    print(json.dumps({"fits": found, "cost": cost, **more}))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(sys.argv[1:])

@@ -179,6 +179,45 @@ def test_the_same_optimum_as_on_stored_draws():
     assert abs(ours.elbo - theirs.elbo) < 4 * np.hypot(ours.elbo_se, theirs.elbo_se) + 2e-3
 
 
+def test_scores_are_those_of_stored_draws():
+    """Against all draws at once, for two numbers of them."""
+    target = bent()
+    q = MeanField(target)
+    objective = StreamedObjective(target, KEY, 4, 64, exact_values=True)
+    for num_draws in (64, 128):
+        look = objective.look(q, (5, 1), num_draws, parts=True)
+        noise = []
+        for part in range(8):
+            words = column_words(part_seed(jnp.asarray(objective.seed((5, 1))), part), jnp.arange(q.noise_size))
+            noise.append(stratified_noise(words, jnp.arange(num_draws // 8), num_draws // 8, q.params.dtype))
+        e = np.concatenate(noise)
+        r = look.values.ravel() + (e**2).sum(1) / 2
+        r = r - r.mean()
+        found = objective.scores(look)
+        terms = np.concatenate([r[:, None] * e, r[:, None] * (e**2 - 1) / 2**0.5], 1)
+        assert np.allclose(found.gradient, terms.mean(0), rtol=1e-9, atol=1e-12)
+        assert np.allclose(found.variance, terms.var(0) / num_draws, rtol=1e-6)
+        wider = r * ((e**2).sum(1) - e.shape[1]) / (2 * e.shape[1]) ** 0.5
+        assert np.isclose(found.wider, wider.mean()) and np.isclose(found.wider_variance, wider.var() / num_draws)
+
+
+def test_scales_far_from_the_start_are_set_before_the_climb():
+    """From sds of 0.14 to sds between 0.001 and 100, in the one step that a fit starts with."""
+    sds = np.geomspace(1e-3, 1e2, LARGE).astype(np.float32)
+    target = Target(lambda t: -jnp.sum((t["x"] / sds) ** 2) / 2, {"x": np.zeros(LARGE, np.float32)})
+    found = curvi.fit(target, key=KEY, family="mean_field", num_steps=1, progress=False)
+    log_sd = np.asarray(found.q.params, float).reshape(-1, 2)[:, 1]
+    assert np.abs(log_sd - np.log(sds)).mean() < 0.1
+
+
+def test_no_scale_grows_more_than_four_times_at_once():
+    """A million few draws leave some curvature near zero by chance: such a scale alone could overflow the model."""
+    q = MeanField(bent())
+    flat = np.full(q.num_params, np.sqrt(0.5) * (1 - 1e-9))  # the gradient that a curvature of 1e-9 leaves
+    widened = np.asarray(programs.rescaled(q, jnp.asarray(flat)).params - q.params).reshape(-1, 2)[:, 1]
+    assert np.allclose(widened, np.log(4))
+
+
 # -- where there is no optimum, or none that can be seen --------------------------------------------------------------
 
 

@@ -44,6 +44,19 @@ def test_a_report_says_elbo_gain_draws_radius_and_time_left():
     assert seen[1].seconds_left == pytest.approx(8 * 0.05, rel=0.5)
 
 
+def test_a_report_says_which_pass_over_the_rows_it_is_and_what_is_left_of_it(monkeypatch):
+    now, seen = [0.0], []
+    monkeypatch.setattr(progress.time, "perf_counter", lambda: now[0])
+    reporter = Reporter(100, seen.append, every=0.0)
+    for seconds, passes in ((0.0, 1.0), (10.0, 2.25), (12.0, 2.5), (16.0, 3.0)):
+        now[0] = seconds
+        reporter.show(4, ROW, CallCounts(1000, 200, 34, passes))
+    said = [report.line() for report in seen]
+    assert said[0].endswith("1 pass  0 s") and said[3].endswith("3 passes  16 s")
+    assert said[1].endswith("pass 3 at 25%  10 s, 6 s left of this pass")
+    assert said[2].endswith("pass 3 at 50%  12 s, 4 s left of this pass")
+
+
 def test_durations_are_short():
     assert [progress._duration(s) for s in (3.2, 75, 4000)] == ["3 s", "1:15 min", "1:06 h"]
 

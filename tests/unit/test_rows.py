@@ -1,5 +1,6 @@
 """Rows from files, arrays and loaders: each row once, in one order of columns, in chunks of one size."""
 
+import gc
 import threading
 import time
 import warnings
@@ -243,7 +244,8 @@ def test_a_reader_that_is_no_longer_wanted_ends():
     before = threading.active_count()
     chunks = read_ahead(lambda: numbered(10**9, []))
     next(chunks)
-    chunks.close()
+    del chunks
+    gc.collect()
     assert threading.active_count() == before
 
 

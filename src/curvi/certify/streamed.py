@@ -2,14 +2,18 @@
 
 import dataclasses
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from curvi.certify.gain import UNKNOWN, Gain, as_finite_or_inf
 from curvi.estimate.sampling import at_once
 from curvi.estimate.streamed.objective import Design, Look, StreamedObjective
-from curvi.estimate.streamed.programs import Solved
+from curvi.estimate.streamed.programs import Solved, variance_of_columns
+from curvi.estimate.streamed.scores import Scores
 from curvi.family import Family
 from curvi.family.on_device import normal_on_device
+from curvi.model.placement import on_host
 from curvi.model.target import AbstractTarget
 from curvi.outcome import Outcome
 
@@ -82,14 +86,15 @@ def contradicted(objective: StreamedObjective, look: Look) -> np.ndarray | None:
     None where there is none.
     """
     z, wider = _score_z(objective, look)
-    if not (np.abs(z).max() > _LARGEST_Z or abs(wider) > _LARGEST_Z_OF_ALL):
+    if not (float(jnp.abs(z).max()) > _LARGEST_Z or abs(wider) > _LARGEST_Z_OF_ALL):
         return None
     stream = (*look.stream, _STREAM)
-    again, wider_again = _score_z(objective, objective.look(look.q, stream, look.num_draws, parts=True))
-    twice = (np.abs(z) > _LARGEST_Z) & (np.sign(z) * again > _LARGEST_Z / 2)
+    z_again, wider_again = _score_z(objective, objective.look(look.q, stream, look.num_draws, parts=True))
+    first, again = on_host(z), on_host(z_again)
+    twice = (np.abs(first) > _LARGEST_Z) & (np.sign(first) * again > _LARGEST_Z / 2)
     # If the joint test of the scales fails, all parameters are suspects.
     all_scales = abs(wider) > _LARGEST_Z_OF_ALL and np.sign(wider) * wider_again > _LARGEST_Z_OF_ALL / 2
-    weights = np.abs(z) * (twice | all_scales)
+    weights = np.abs(first) * (twice | all_scales)
     return in_order(weights) if weights.any() else None
 
 
@@ -98,18 +103,22 @@ def in_order(whitened: np.ndarray) -> np.ndarray:
     return whitened.reshape(2, -1).T.ravel()
 
 
-def _score_z(objective: StreamedObjective, look: Look) -> tuple[np.ndarray, float]:
+def _score_z(objective: StreamedObjective, look: Look) -> tuple[jax.Array, float]:
     """z-scores of the score gradient less the gradient along the draws: of each parameter, and of all scales as one."""
-    found = objective.scores(look)
-    rounding = objective.rounding(look)
-    size = len(look.gradient) // 2
-    paths = np.asarray(look.grads, np.float64)
-    errors = paths.var(0, ddof=1) / len(paths)
-    apart = np.asarray(found.gradient) - paths.mean(0)
-    z = apart / np.sqrt(np.asarray(found.variance) + errors + _MATERIAL**2 + rounding**2)
-    wider = paths[:, size:].sum(1) * size**-0.5
-    variance = float(found.wider_variance) + wider.var(ddof=1) / len(wider) + _MATERIAL**2 + rounding**2
-    return z, (float(found.wider) - float(wider.mean())) / variance**0.5
+    least = np.asarray(_MATERIAL**2 + objective.rounding(look) ** 2, look.gradient.dtype)
+    z, wider = _z_scores(objective.scores(look), look.grads, least)
+    return z, float(wider)
+
+
+@jax.jit
+def _z_scores(found: Scores, grads, least):
+    """The same on the device, where the gradients of the parts are."""
+    size = grads.shape[1] // 2
+    apart = found.gradient - grads.mean(0)
+    z = apart / jnp.sqrt(found.variance + variance_of_columns(grads) + least)
+    wider = grads[:, size:].sum(1) * size**-0.5
+    variance = found.wider_variance + wider.var(ddof=1) / len(wider) + least
+    return z, (found.wider - wider.mean()) / jnp.sqrt(variance)
 
 
 def streams(target: AbstractTarget, q: Family) -> bool:

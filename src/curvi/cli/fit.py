@@ -104,6 +104,7 @@ def as_record(result: curvi.Fit) -> dict:
         "num_log_density": result.counts.log_density,
         "num_gradient": result.counts.gradient,
         "num_hvp": result.counts.hvp,
+        "num_passes": result.counts.passes,
         "compile_seconds": result.seconds.compile,
         "run_seconds": result.seconds.run,
         "method": type(result.method).__name__,

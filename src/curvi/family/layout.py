@@ -1,6 +1,8 @@
 """The positions of the latents of a target in a draw and in the parameters of a factorised q."""
 
 import dataclasses
+import itertools
+import math
 from collections.abc import Callable, Mapping
 
 import jax.numpy as jnp
@@ -37,12 +39,12 @@ class Slot:
         """The shape of the latent in working coordinates."""
         return biject_to(self.latent.support).inverse_shape(self.latent.shape) if self.pushed else self.latent.shape
 
-    def element(self, index: int) -> str:
-        """The name of one element, "x[2]"; that of the latent where a bijection mixes its elements."""
-        shape = self.latent.shape
-        if not shape or self.count != int(np.prod(shape)):
-            return self.latent.name
-        return f"{self.latent.name}[{', '.join(str(i) for i in np.unravel_index(index, shape))}]"
+    def elements(self) -> list[str]:
+        """The names of all elements, "x[2]"; that of the latent where a bijection mixes its elements."""
+        name, shape = self.latent.name, self.latent.shape
+        if not shape or self.count != math.prod(shape):
+            return [name] * self.count
+        return [f"{name}[{', '.join(map(str, at))}]" for at in itertools.product(*map(range, shape))]
 
 
 @register
@@ -129,7 +131,12 @@ class Layout:
 
     def elements(self) -> list[str]:
         """The element of a latent that each parameter belongs to."""
-        return self._named(lambda slot, index, _: slot.element(index))
+        labels, places = [""] * self.num_params, self.parameter_slices()
+        for slot in self.slots:
+            k, place, names = self.factor_of(slot).num_params, places[slot.latent.name], slot.elements()
+            for number in range(k):
+                labels[place.start + number : place.stop : k] = names
+        return labels
 
     def parameter_labels(self) -> list[str]:
         """ "a[0]" for the location of a factor, "spread of a[0]" for its scale, and so on.

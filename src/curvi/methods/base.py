@@ -154,7 +154,7 @@ class Method(eqx.Module, Generic[StateT]):
         return *mean_and_error(values), CallCounts(log_density=num_draws)
 
     def plan(self, problem: Problem) -> Plan:
-        """What a fit will take in memory, by shapes and `problem.memory` alone: more than that is refused."""
+        """What a fit takes in memory, from shapes and `problem.memory` alone; what is more than that is refused."""
         return plain_plan(problem.target, problem.q, problem.memory)
 
     def fixed_draws(self, q: Family) -> int | None:
@@ -186,6 +186,8 @@ class Method(eqx.Module, Generic[StateT]):
         target, q, needs, name = problem.target, problem.q, self.needs, type(self).__name__
         if problem.placement is not None and (why := self._why_no_mesh(problem.placement)) is not None:
             return why
+        if q.params.dtype.itemsize < 4:
+            return f"q is in {q.params.dtype}, whose digits are too few; give init in float32 or float64"
         if target.black_box and needs.compiled:
             return (
                 f"{name} compiles the log density, which is a black box; use PooledRegression, the default for black "

@@ -26,9 +26,9 @@ from curvi.model.target import AbstractTarget
 from curvi.record.plan import Plan
 from curvi.solve import Dense, ShermanMorrison, Woodbury
 
-PROGRAMS = 192 * 2**20  # what compiling leaves behind, for the host's loops and the streamed sums
+PROGRAMS = 256 * 2**20  # what compiling leaves behind, for the host's loops and the streamed sums
 STEP_PROGRAMS = 448 * 2**20  # the same of programs that hold whole steps
-VECTORS = 64  # of the parameters, with those that checks keep in double precision
+VECTORS = 72  # of the parameters, with those that checks keep in double precision
 _CERTIFICATE = 2**26  # bytes of the draws of a certificate that stores them
 _CERTIFICATE_DRAWS = 4096
 _COPIES = 8  # of an array of stored scores, in sums and derivatives
@@ -79,12 +79,18 @@ def stored_plan(
     each = size * (_BUFFERS * itemsize + 8 * _HOST_COPIES)
     # The whole Hessian at the mean, and gradients at as many draws, where these are not too many.
     square = _SQUARES * 8 * size**2 if isinstance(q.path, ExpandablePath) and size <= LARGEST_HESSIAN else 0
-    chunk = CHUNK * one_draw(target, q)
-    parts = (*plain_parts(target, q), ("the Hessian at the mean", square), *more, ("a chunk of draws", chunk))
-    while num_draws > fewest and sum(size for _, size in parts) + num_draws * each > memory:
+    parts, one = (*plain_parts(target, q), ("the Hessian at the mean", square), *more), one_draw(target, q)
+    while num_draws > fewest and sum(size for _, size in parts) + one + num_draws * each > memory:
         num_draws = max(num_draws // 2 // CHUNK * CHUNK, fewest)
+    parts = (*parts, ("stored draws", num_draws * each))
+    at_once = affordable_draws(one, parts, memory, CHUNK)
     remedy = "take a smaller max_draws, float32 in place of float64, or fewer latents or rows"
-    return Plan((*parts, ("stored draws", num_draws * each)), memory, CHUNK, num_draws, remedy)
+    return Plan((*parts, ("a chunk of draws", at_once * one)), memory, at_once, num_draws, remedy)
+
+
+def elbo_bytes(target: AbstractTarget, q: Family, memory: int) -> int:
+    """What draws for the final ELBO take at a time; a CPU takes few of large ones."""
+    return 0 if jax.default_backend() == "cpu" else at_once(target, q, memory) * one_draw(target, q)
 
 
 def step_plan(method, target: AbstractTarget, q: Family, memory: int) -> Plan:
@@ -102,6 +108,5 @@ def step_plan(method, target: AbstractTarget, q: Family, memory: int) -> Plan:
     each = max(one_draw(target, q), VECTORS_A_DRAW * vector)
     count = affordable_draws(each, parts, memory, MOST_AT_ONCE)
     remedy = "take CG as solver, an AnchoredScore of fewer draws, or fewer latents"
-    return Plan(
-        (*parts, ("a chunk of draws", count * each)), memory, count, num_draws if stored and not makes else None, remedy
-    )
+    chunk, keeps = max(count * each, elbo_bytes(target, q, memory)), stored and not makes
+    return Plan((*parts, ("a chunk of draws", chunk)), memory, count, num_draws if keeps else None, remedy)

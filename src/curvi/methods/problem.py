@@ -34,7 +34,7 @@ class Problem:
         self.memory = memory or default_budget()  # bytes that the fit may take
         self.learns_centering = learns_centering  # where q has a centring; a method may leave it as it is
         self.names = families  # that a method may choose from; empty where q is an instance of the user's
-        self.families = tuple(dict.fromkeys(map(normal_name, families)))  # the same whatever their marginals
+        self.families = tuple(dict.fromkeys(map(normal_name, families)))  # whatever their marginals
         self.may_skew = any(map(is_skewed_name, families))
         self.must_skew = self.may_skew and all(map(is_skewed_name, families))
         self._kept: dict[str, tuple[tuple[object, ...], Any]] = {}  # the type of a value depends on its name

@@ -22,17 +22,20 @@ _LAPACK = {"cholesky": 1, "triangular_solve": 1, "lu": 1, "qr": 4, "geqrf": 4, "
 _LAPACK |= {"eigh": 30, "tridiagonal": 30, "hessenberg": 30, "eig": 60, "schur": 60, "svd": 60}
 
 
-def over_draws(target, num_draws: int) -> Callable:
+def over_draws(target, num_draws: int, most: int | None = None) -> Callable:
     """`jax.vmap`, or a loop in its place on a CPU if jaxlib would split `num_draws` LAPACK calls of `target`; or a loop
-    over some draws at a time, if the arrays of all are so large that each pass over them would wait for memory.
+    over some draws at a time, if the arrays of all are so large that each pass over them would wait for memory, or if
+    memory has room for `most` alone.
 
     `target` is any pytree that holds the traced functions.
     """
     each = over_matrices(_largest_call(target), num_draws)
-    if each is not jax.vmap or jax.default_backend() != "cpu":
+    if each is not jax.vmap:
         return each
-    width = widest_array(target)
-    return each if width * num_draws <= _LARGE else _some_at_a_time(max(_CACHED // width, 1))
+    at_once, width = num_draws if most is None else most, widest_array(target)
+    if jax.default_backend() == "cpu" and width * num_draws > _LARGE:
+        at_once = min(at_once, max(_CACHED // width, 1))
+    return each if at_once >= num_draws else _some_at_a_time(at_once)
 
 
 def over_matrices(num_operations: int, count: int) -> Callable:

@@ -6,6 +6,7 @@ at once (`jax.jit` with `NamedSharding`); what lies spread is computed where it 
 
 import dataclasses
 import math
+import zlib
 from typing import Any
 
 import equinox as eqx
@@ -74,20 +75,37 @@ class Placement:
         """Whether an array lies on the devices of the mesh; ValueError if it lies spread over others."""
         if not isinstance(array, jax.Array):
             return False
-        if array.sharding.device_set == set(self.mesh.devices.flat) and isinstance(array.sharding, NamedSharding):
+        sharding = array.sharding
+        devices = sharding.mesh.devices if isinstance(sharding, NamedSharding) else None
+        if devices is not None and list(devices.flat) == list(self.mesh.devices.flat):
             return True
         if len(array.sharding.device_set) > 1:
             raise ValueError(
                 f"an array of shape {array.shape} lies on {len(array.sharding.device_set)} devices that are not the "
-                f"{self.mesh.size} of mesh; place it on these, with NamedSharding(mesh, ...), or give a numpy array"
+                f"{self.mesh.size} of mesh in their order; place it with NamedSharding(mesh, ...), or give numpy's"
             )
         return False
 
-    def least(self, number: int) -> int:
-        """The smallest of a number that each process has its own of."""
+    def of_all(self, number: int) -> list[int]:
+        """A number that each process has its own of, in their order."""
         if jax.process_count() == 1:
-            return number
-        return int(np.min(multihost_utils.process_allgather(np.asarray(number))))
+            return [number]
+        return np.asarray(multihost_utils.process_allgather(np.asarray(number))).tolist()
+
+    def check_same(self, tree: Any) -> None:
+        """Raise ValueError where the arrays of a tree that processes have of their own differ between them."""
+        if jax.process_count() == 1:
+            return
+        own = [leaf for leaf in jax.tree.leaves(tree) if eqx.is_array(leaf) and not self.holds(leaf)]
+        code = 0
+        for leaf in own:
+            code = zlib.crc32(np.ascontiguousarray(leaf).tobytes(), zlib.crc32(repr(leaf.shape).encode(), code))
+        if len(set(self.of_all(code))) > 1:
+            raise ValueError(
+                "the arrays of this target differ between processes: an array that is not spread must be the same in "
+                "all of them. Where each has rows of its own, give curvi.Rows, or global arrays made by "
+                "jax.make_array_from_process_local_data(NamedSharding(mesh, PartitionSpec('rows')), own_rows)"
+            )
 
     def __str__(self) -> str:
         kinds = sorted({device.device_kind for device in self.mesh.devices.flat})
@@ -97,11 +115,12 @@ class Placement:
         return f"{self.mesh.size} x {', '.join(kinds)}{processes} ({axes})"
 
 
-def constrain(array, mesh: Mesh | None, *axes: str | None):
-    """In a program: an array that lies spread over these axes of a mesh; the same array without one."""
+def constrain(array, mesh: Mesh | None, *axes):
+    """In a program: an array that lies spread over those of these axes that a mesh has; the same array without one."""
     if mesh is None:
         return array
-    return jax.lax.with_sharding_constraint(array, NamedSharding(mesh, PartitionSpec(*axes)))
+    known = (None if isinstance(axis, str) and axis not in mesh.axis_names else axis for axis in axes)
+    return jax.lax.with_sharding_constraint(array, NamedSharding(mesh, PartitionSpec(*known)))
 
 
 def bytes_here(array) -> int:

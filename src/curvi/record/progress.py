@@ -51,6 +51,8 @@ class Report:
     num_draws: int
     seconds: float
     seconds_left: float
+    passes: float = 0.0
+    pass_seconds_left: float = float("inf")  # of the pass over all rows that is under way
 
     def words(self) -> str:
         parts = [f"ELBO {self.elbo:.2f} ± {self.elbo_se:.2g}"]
@@ -63,11 +65,22 @@ class Report:
         if np.isfinite(self.radius):
             parts.append(f"radius {self.radius:.2g}")
         parts.append(f"{self.calls:,} calls")
+        if self.passes:
+            parts.append(self._passes())
         return "  ".join(parts)
 
+    def _passes(self) -> str:
+        done, share = divmod(self.passes, 1)
+        return f"pass {int(done) + 1} at {share:.0%}" if share else f"{int(done)} pass{'es' if done > 1 else ''}"
+
+    def left(self) -> str:
+        """The time left, as far as it is known: of a pass over all rows, or of the steps that are allowed."""
+        if np.isfinite(self.pass_seconds_left):
+            return f"{_duration(self.pass_seconds_left)} left of this pass"
+        return f"at most {_duration(self.seconds_left)} left" if np.isfinite(self.seconds_left) else ""
+
     def time(self) -> str:
-        left = f", at most {_duration(self.seconds_left)} left" if np.isfinite(self.seconds_left) else ""
-        return f"{_duration(self.seconds)}{left}"
+        return ", ".join(part for part in (_duration(self.seconds), self.left()) if part)
 
     def line(self) -> str:
         return f"curvi  step {self.taken}/{self.limit}  {self.words()}  {self.time()}"
@@ -96,7 +109,7 @@ class Reporter:
     def __init__(self, limit: int, draw: Callable[[Report], object], every: float):
         self.limit, self.draw, self.every = limit, draw, every
         self.began = self.drawn = self.last_time = time.perf_counter()
-        self.last_taken = 0
+        self.last_taken, self.last_passes = 0, 0.0
 
     def show(self, taken: int, row: Row, counts: CallCounts) -> None:
         now = time.perf_counter()
@@ -104,7 +117,10 @@ class Reporter:
         # before the first report was compilation.
         known = taken > self.last_taken > 0
         left = (self.limit - taken) * (now - self.last_time) / (taken - self.last_taken) if known else np.inf
-        self.last_time, self.last_taken = now, taken
+        read, of_pass = counts.passes - self.last_passes, np.inf
+        if counts.passes % 1 and read > 0:
+            of_pass = (1 - counts.passes % 1) * (now - self.last_time) / read
+        self.last_time, self.last_taken, self.last_passes = now, taken, counts.passes
         if now - self.drawn < self.every:
             return
         self.drawn = now
@@ -112,7 +128,10 @@ class Reporter:
         numbers = ("elbo", "elbo_se", "remaining_gain", "predicted_gain", "radius")
         elbo, elbo_se, gain, promised, radius = (float(row.get(name, np.nan)) for name in numbers)
         draws, seconds = int(row.get("num_draws", 0)), now - self.began
-        self.draw(Report(taken, self.limit, elbo, elbo_se, gain, promised, calls, radius, draws, seconds, left))
+        passed = counts.passes, of_pass
+        self.draw(
+            Report(taken, self.limit, elbo, elbo_se, gain, promised, calls, radius, draws, seconds, left, *passed)
+        )
 
 
 @contextlib.contextmanager
@@ -156,8 +175,7 @@ def _terminal(file: TextIO, limit: int) -> Iterator[Progress]:
         task = display.add_task("fit", total=limit, status="compiling", left="")
 
         def draw(report: Report):
-            left = f"at most {_duration(report.seconds_left)} left" if np.isfinite(report.seconds_left) else ""
-            display.update(task, completed=report.taken, status=report.words(), left=left)
+            display.update(task, completed=report.taken, status=report.words(), left=report.left())
 
         yield Reporter(limit, draw, _REDRAW_SECONDS)
 

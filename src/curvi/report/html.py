@@ -197,6 +197,7 @@ def _cost(fit: "Fit") -> str:
         "log-density calls": f"{fit.counts.log_density:,}",
         "gradient calls": f"{fit.counts.gradient:,}",
         "Hessian-vector products": f"{fit.counts.hvp:,}",
+        **({"passes over all rows": f"{fit.counts.passes:.3g}"} if fit.counts.passes else {}),
         "seconds compiling": f"{fit.seconds.compile:.2f}",
         "seconds running": f"{fit.seconds.run:.2f}",
         "parameters of q": f"{fit.q.num_params:,}",

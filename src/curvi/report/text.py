@@ -18,6 +18,7 @@ def verdict(fit: "Fit") -> str:
     """The text of the screen; makes the check of the posterior, once per fit."""
     counts, seconds, check = fit.counts, fit.seconds, fit.posterior_check
     name = type(fit.method).__name__ if fit.method is not None else None
+    passed = f", {counts.passes:.3g} passes over all rows" if counts.passes else ""
     rows = {
         "optimum": f"{fit.outcome.message}; {certified(fit)}",
         "look at": ", ".join(fit.suspects) if not fit.converged else "",
@@ -27,7 +28,8 @@ def verdict(fit: "Fit") -> str:
         "k-hat": (f"{check.khat:.2f}, " if np.isfinite(check.khat) else "") + khat_words(fit),
         "ELBO": f"{fit.elbo:.4f} ± {fit.elbo_se:.4f} nats",
         "cost": f"{len(fit.history)} steps; {seconds.compile:.2f} s compiling, {seconds.run:.2f} s running",
-        "calls": f"{counts.log_density:,} log density, {counts.gradient:,} gradient, {counts.hvp:,} Hessian-vector",
+        "calls": f"{counts.log_density:,} log density, {counts.gradient:,} gradient, {counts.hvp:,} Hessian-vector"
+        + passed,
         "devices": _devices(fit),
         "memory": "" if fit.plan is None else str(fit.plan),
         "method": f"{name}: {fit.reason}" if name and fit.reason != "asked for" else "",

@@ -98,7 +98,10 @@ def from_numpyro(
 
     outputs = deterministic if sites.deterministic else None
     if stream is not None and sites.subsample is None:
-        raise ValueError("the model was given Rows, but none of its plates subsamples them")
+        raise ValueError(
+            "the model was given Rows, but none of its plates subsamples them; give that of the rows "
+            "subsample_size=4096 or so, the rows for which the model is computed at a time"
+        )
     if (plate := sites.subsample) is not None:
 
         def row_density(theta, row):

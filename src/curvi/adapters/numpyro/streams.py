@@ -69,13 +69,7 @@ class SelectRows(Messenger):
 
     def process_message(self, msg):
         if msg["type"] == "plate" and msg["args"][0] == self.stream.rows.num_rows and msg["value"] is None:
-            size, part = msg["args"]
-            if part is None or part == size:
-                raise ValueError(
-                    f"plate '{msg['name']}' takes all {size} rows of Rows; give it subsample_size=4096 or so, the rows "
-                    "for which the model is computed at a time"
-                )
-            msg["value"] = jnp.arange(part)
+            msg["value"] = jnp.arange(msg["args"][1])
         elif msg["type"] == "subsample" and isinstance(msg["value"], StreamedColumn):
             msg["value"], msg["type"] = msg["value"].selected(), "selected rows"
 

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, PartitionSpec
 
-from curvi.model.placement import DRAWS, Placement, constrain
+from curvi.model.placement import DRAWS, LATENTS, Placement, constrain
 
 CHUNK = 32  # draws per vectorised pass
 
@@ -22,6 +22,7 @@ class Groups(NamedTuple):
     """The groups on a mesh; one, of all draws, without a mesh or an axis `draws`. Part of a program's structure."""
 
     mesh: Mesh | None = None
+    chunk: int = CHUNK
 
     @property
     def number(self) -> int:
@@ -30,12 +31,12 @@ class Groups(NamedTuple):
     @property
     def size(self) -> int:
         """Draws of a group."""
-        return -(-CHUNK // self.number)
+        return -(-self.chunk // self.number)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of what belongs to the draws of a chunk."""
-        return (CHUNK,) if self.number == 1 else (self.number, self.size)
+        return (self.chunk,) if self.number == 1 else (self.number, self.size)
 
     # -- on the host --------------------------------------------------------------------------------------------------
 
@@ -51,31 +52,42 @@ class Groups(NamedTuple):
 
     # -- in programs --------------------------------------------------------------------------------------------------
 
+    def arranged(self, noise):
+        """Noise (chunk, n) that was made in the program, in groups; its columns lie spread over the axis `latents`."""
+        if self.number == 1:
+            return constrain(noise, self.mesh, None, LATENTS)
+        padded = jnp.pad(noise, ((0, self.number * self.size - self.chunk), (0, 0)))
+        return constrain(padded.reshape(*self.shape, -1), self.mesh, DRAWS, None, LATENTS)
+
     def map(self, function: Callable, each: Callable, noise):
         """`function(noise, each)` of every group; its results are means over draws, or belong to single draws."""
         if self.number == 1:
             return function(noise, each)
-        if self.number * self.size == CHUNK:
+        if self.number * self.size == self.chunk:
             return jax.vmap(lambda e: function(e, each))(noise)
-        counts = (jnp.arange(self.number * self.size) < CHUNK).reshape(self.shape)
+        counts = (jnp.arange(self.number * self.size) < self.chunk).reshape(self.shape)
         return jax.vmap(lambda e, counts: function(e, _counting(each, counts)))(noise, counts)
 
     def zeros(self, before: tuple[int, ...], of_draws: bool, after: tuple[int, ...], dtype):
         """Zeros, to which results of groups are added or among which they are put: `of_draws`, or of whole groups."""
         shape = self.shape if of_draws else self.shape[:-1]
         array = jnp.zeros((*before, *shape, *after), dtype)
-        return array if self.number == 1 else constrain(array, self.mesh, *(None for _ in before), DRAWS)
+        if self.number == 1:
+            return array
+        # How vectors lie along the axis `latents` is left to the compiler.
+        free = (PartitionSpec.UNCONSTRAINED,) * (array.ndim - len(before) - 1)
+        return constrain(array, self.mesh, *(None for _ in before), DRAWS, *free)
 
     def total(self, means):
         """The mean over all draws from those over groups."""
-        return means if self.number == 1 else means.sum(0) * (self.size / CHUNK)
+        return means if self.number == 1 else means.sum(0) * (self.size / self.chunk)
 
     def one_axis(self, of_draws):
         """What belongs to the draws of chunks, with one axis for these instead of groups."""
         if self.number == 1:
             return of_draws
         before, (_, _, *after) = of_draws.shape[0], of_draws.shape[1:]
-        return of_draws.reshape(before, self.number * self.size, *after)[:, :CHUNK]
+        return of_draws.reshape(before, self.number * self.size, *after)[:, : self.chunk]
 
 
 ONE_GROUP = Groups()

@@ -1,5 +1,6 @@
 """The ELBO on fixed noise as a function of numpy vectors, with the derivatives for a Newton step."""
 
+import math
 import threading
 
 import numpy as np
@@ -41,7 +42,9 @@ class Objective:
     order 1.
     """
 
-    def __init__(self, target: AbstractTarget, q: Family, key, capacity: int, groups: Groups = ONE_GROUP):
+    def __init__(
+        self, target: AbstractTarget, q: Family, key, capacity: int, groups: Groups = ONE_GROUP, at_once: int = CHUNK
+    ):
         self.target, self.q, self.key, self.capacity = target, q, key, capacity
         self.path = q.path
         self.dimension, self.num_params, self.dtype = q.noise_size, q.num_params, np.dtype(q.params.dtype)
@@ -65,10 +68,10 @@ class Objective:
         if self.dimension <= _LARGEST_WIDENED:
             wanted = max(correction_draws(self.dimension), min(_MOST_KEPT, _KEPT_NUMBERS // self.dimension))
         known = host is not None and host.gaussian and self.dimension <= _LARGEST_WIDENED
-        wanted = wanted if self.expandable or known else (_FOR_CENTERING if centering_of(q) is not None else 0)
+        wanted = wanted if self.expandable or known else _kept_for_centering(q)
         num_kept = min(-(-wanted // CHUNK), self.source.size) if isinstance(self.path, HostPath) else 0
         self._num_kept = num_kept
-        self.sweeps = Sweeps(target, q, self.source.size, Plan(num_kept, groups))
+        self.sweeps = Sweeps(target, q, self.source.size, Plan(num_kept, groups, at_once))
         # One-sided differences of gradients need double precision.
         self.always_exact = target.order == 1 or self.dtype != np.float64
         self.exact_products = self.always_exact
@@ -263,3 +266,8 @@ class Objective:
     def _count(self, fixed: FixedNoise, products: bool = False) -> None:
         num_draws = fixed.num_chunks * CHUNK
         self.counts = self.counts.plus(hvp=num_draws) if products else self.counts.plus(num_draws, num_draws)
+
+
+def _kept_for_centering(q: Family) -> int:
+    """Draws of which each is kept where lambdas are learned: only all of a climb together have matched moments."""
+    return 0 if centering_of(q) is None else max(_FOR_CENTERING, 2 ** math.ceil(math.log2(q.min_draws + 1)))

@@ -101,10 +101,13 @@ class Products(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What else a program is compiled for: how many chunks have their single draws kept, and the groups of draws."""
+    """What else a program is compiled for: how many chunks have their single draws kept, the groups of draws, and how
+    many draws memory has room for at a time.
+    """
 
     num_kept: int
     groups: Groups = ONE_GROUP
+    at_once: int = CHUNK
 
 
 class Sweeps:
@@ -168,8 +171,8 @@ def rows_of(kept) -> np.ndarray:
 def run_gradients(structure, plan: Plan, arrays, buffer: Buffer, c):
     """`Gradients` as one vector, and the gradients in x of the draws that are kept."""
     target, q = combine(structure, arrays)
-    num_kept, groups = plan
-    path, hybrid, each = q.path, not q.reparameterised, over_draws(target, groups.size)
+    num_kept, groups, at_once = plan
+    path, hybrid, each = q.path, not q.reparameterised, over_draws(target, groups.size, at_once)
 
     def add(index, sums):
         values, grads, weights, weight_grads, kept = sums
@@ -212,8 +215,8 @@ def run_gradients(structure, plan: Plan, arrays, buffer: Buffer, c):
 def run_products(structure, plan: Plan, arrays, buffer: Buffer, c, along):
     """`Products` as one vector, and the products at the draws that are kept."""
     target, q = combine(structure, arrays)
-    num_kept, groups = plan
-    path, hybrid, each = q.path, not q.reparameterised, over_draws(target, groups.size)
+    num_kept, groups, at_once = plan
+    path, hybrid, each = q.path, not q.reparameterised, over_draws(target, groups.size, at_once)
 
     def add(index, sums):
         product, weight_product, kept = sums

@@ -1,6 +1,7 @@
 """The ELBO on streamed draws as the host sees it: scalars, and names of what stays on the device."""
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ from curvi.estimate.streamed import programs
 from curvi.estimate.streamed.programs import MAX_DRAWS, NUM_PARTS, Judged, Solved
 from curvi.estimate.streamed.scores import Scores, scores
 from curvi.family import Family
+from curvi.model.placement import DRAWS, LATENTS, Placement, on_host
 from curvi.model.target import AbstractTarget
 from curvi.record.counts import CallCounts
 
@@ -70,18 +72,47 @@ class Look:
 class StreamedObjective:
     """The ELBO on stratified draws that are made where they are used; counts its evaluations."""
 
-    def __init__(self, target: AbstractTarget, key, chunk: int, max_draws: int, exact_values: bool):
-        self.target, self.chunk, self.max_draws = target, chunk, max_draws
+    def __init__(
+        self,
+        target: AbstractTarget,
+        key,
+        chunk: int,
+        max_draws: int,
+        exact_values: bool,
+        placement: Placement | None = None,
+    ):
+        self.target, self.chunk, self.max_draws, self.placement = target, chunk, max_draws, placement
+        self.mesh = None if placement is None else placement.mesh
         self.words = np.asarray(jax.random.key_data(key)).astype(np.uint32)
         self.exact_values = exact_values
         self.resolution = _EXACT if exact_values else _ROUNDED * float(np.finfo(target.dtype).eps)
         self.counts = CallCounts()
 
     @classmethod
-    def of(cls, target: AbstractTarget, q: Family, key, chunk: int, max_draws: int) -> "StreamedObjective":
+    def of(
+        cls,
+        target: AbstractTarget,
+        q: Family,
+        key,
+        chunk: int,
+        max_draws: int,
+        placement: Placement | None = None,
+    ) -> "StreamedObjective":
         """The objective of a target, which knows whether its values are exact."""
         exact = jnp.finfo(q.params.dtype).bits >= 64 or jax.eval_shape(target.terms, target.init) is not None
-        return cls(target, key, chunk, max_draws, exact)
+        if placement is not None:  # a chunk is shared by devices, and stays a power of two
+            chunk *= 2 ** int(math.log2(placement.size(DRAWS)))
+        return cls(target, key, chunk, max_draws, exact, placement)
+
+    def placed(self, q: Family) -> Family:
+        """q on the mesh, with its parameters spread over the axis `latents` where that divides their number."""
+        place = self.placement
+        if place is None or (place.holds(q.params) and (jax.process_count() == 1 or q.params.is_fully_replicated)):
+            return q
+        # Every process has the whole q, so that one of them can write it.
+        divides = q.params.size % (2 * place.size(LATENTS)) == 0 and jax.process_count() == 1
+        spread = (LATENTS,) if divides and place.size(LATENTS) > 1 else ()
+        return place.put_all(q.replace(place.put(on_host(q.params) if jax.process_count() > 1 else q.params, *spread)))
 
     def seed(self, stream: tuple[int, ...]) -> np.ndarray:
         return np.random.default_rng([*self.words, *stream]).integers(2**32, size=2, dtype=np.uint32)
@@ -91,10 +122,12 @@ class StreamedObjective:
         num_parts = NUM_PARTS if parts else 1
         assert num_draws <= MAX_DRAWS
         self.counts = self.counts.plus(log_density=num_draws, gradient=num_draws)
-        chunk = min(self.chunk, num_draws // num_parts)
-        found = programs.sweep(self.target, q, self.seed(stream), np.int32(num_draws), num_parts=num_parts, chunk=chunk)
+        chunk, q = min(self.chunk, num_draws // num_parts), self.placed(q)
+        found = programs.sweep(
+            self.target, q, self.seed(stream), np.int32(num_draws), num_parts=num_parts, chunk=chunk, mesh=self.mesh
+        )
         gradient, noise, noise_gain = programs.noise_of(found.grads)
-        values = np.asarray(found.values[:, : num_draws // num_parts], np.float64).sum(-1)
+        values = np.asarray(found.values, np.float64)[:, : num_draws // num_parts].sum(-1)
         return Look(q, stream, values, float(found.entropy), found.grads, gradient, noise, float(noise_gain))
 
     def rounding(self, look: Look) -> float:
@@ -108,7 +141,7 @@ class StreamedObjective:
         limits = np.asarray(min(radius, np.finfo(dtype).max / 8), dtype), np.asarray(residual, dtype), np.int32(most)
         solved = programs.solve(
             self.target, look.q, self.seed(stream), np.int32(num_draws), look.gradient, b, *limits,
-            chunk=min(self.chunk, num_draws),
+            chunk=min(self.chunk, num_draws), mesh=self.mesh,
         )  # fmt: skip
         scalars = Solved(None, *jax.device_get(solved[1:]))._replace(x=solved.x)  # pyright: ignore[reportArgumentType]
         self.counts = self.counts.plus(hvp=int(scalars.num_products) * num_draws)
@@ -116,8 +149,11 @@ class StreamedObjective:
 
     def scores(self, look: Look) -> Scores:
         """The score gradient on the draws of a look: their values are known already."""
-        values = jnp.asarray(look.values - look.values.mean(), look.gradient.dtype)
-        return scores(self.seed(look.stream), values, look.q.noise_size, min(self.chunk, values.shape[1]))
+        num_parts, num_draws = look.values.shape
+        values = np.zeros((num_parts, MAX_DRAWS // num_parts), look.gradient.dtype)
+        values[:, :num_draws] = look.values - look.values.mean()
+        chunk = min(self.chunk, num_draws)
+        return scores(self.seed(look.stream), jnp.asarray(values), np.int32(num_draws), look.q.noise_size, chunk)
 
     def judge(self, look: Look, x, copied) -> Judged:
         return Judged(*(number.item() for number in jax.device_get(programs.judge(look.grads, x, copied))))

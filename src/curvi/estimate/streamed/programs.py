@@ -10,14 +10,17 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
+from curvi.estimate.fixed_draws.groups import Groups
 from curvi.estimate.local import GroupNoise, variance_of_mean
 from curvi.estimate.strata import column_words, part_seed, stratified_noise
 from curvi.family import Family
 from curvi.family.on_device import NormalOnDevice
 from curvi.model.exact_sum import sum_by_terms
 from curvi.model.over_draws import over_draws
+from curvi.model.placement import LATENTS, constrain
 from curvi.model.target import AbstractTarget
 from curvi.solve.truncated_cg import COMPILED, truncated_cg
 
@@ -82,28 +85,38 @@ def _log_joint(density):
 
 
 @eqx.filter_jit
-def sweep(target: AbstractTarget, q: Family, seed, num_draws, *, num_parts: int, chunk: int) -> Sweep:
+def sweep(
+    target: AbstractTarget, q: Family, seed, num_draws, *, num_parts: int, chunk: int, mesh: Mesh | None = None
+) -> Sweep:
     """Values and gradients on `num_draws` draws, a power of two, in `num_parts` independent designs."""
     with jax.default_matmul_precision("highest"):
         normal, part_draws = NormalOnDevice.of(q), num_draws // num_parts
-        c, each, density = normal.coordinates, over_draws(target, chunk), target.full()
+        groups = Groups(mesh, chunk)
+        c, each, density = normal.coordinates, over_draws(target, groups.size), target.full()
 
         def one(words):
+            words = constrain(words, mesh, None, LATENTS)
+
             def add(index, sums):
                 values, grad = sums
                 draws = (index * chunk + jnp.arange(chunk)).astype(jnp.uint32)
-                noise = stratified_noise(words, draws, part_draws, c.dtype)
-                found, slope, _ = q.path.gradients(q, _log_joint(density), c, noise, each)
-                rows = _exact_values(target, q, c, noise, each, found)
+                noise = groups.arranged(stratified_noise(words, draws, part_draws, c.dtype))
+
+                def of_group(noise, each):
+                    found, slope, _ = q.path.gradients(q, _log_joint(density), c, noise, each)
+                    return _exact_values(target, q, c, noise, each, found), slope
+
+                rows, slope = groups.map(of_group, each, noise)
+                rows = groups.one_axis(rows[None])[0]
                 return jax.lax.dynamic_update_slice_in_dim(values, rows, index * chunk, 0), grad + slope
 
-            start = jnp.zeros((MAX_DRAWS // num_parts, 2), c.dtype), jnp.zeros_like(c)
+            start = jnp.zeros((MAX_DRAWS // num_parts, 2), c.dtype), groups.zeros((), False, (c.size,), c.dtype)
             num_chunks = part_draws // chunk
             values, total = jax.lax.fori_loop(0, num_chunks, add, start)
-            return values, normal.gradient(total / num_chunks)
+            return values, normal.gradient(groups.total(total) / num_chunks)
 
         values, grads = _each_part(seed, normal.mean.size, num_parts, one)
-        return Sweep(values, normal.entropy(), grads)
+        return Sweep(constrain(values, mesh), constrain(normal.entropy(), mesh), constrain(grads, mesh, None, LATENTS))
 
 
 def _exact_values(target, q, c, noise, each, found):
@@ -122,15 +135,26 @@ def _exact_values(target, q, c, noise, each, found):
 
 @eqx.filter_jit
 def solve(
-    target: AbstractTarget, q: Family, seed, num_draws, gradient, b, radius, residual, most, *, chunk: int
+    target: AbstractTarget,
+    q: Family,
+    seed,
+    num_draws,
+    gradient,
+    b,
+    radius,
+    residual,
+    most,
+    *,
+    chunk: int,
+    mesh: Mesh | None = None,
 ) -> Solved:
     """-H x = b on a design of `num_draws` draws, inside a ball of `radius` nats, to a relative residual or `most`
     products; `gradient` is that of q.
     """
     with jax.default_matmul_precision("highest"):
-        normal = NormalOnDevice.of(q)
-        c, each, density = normal.coordinates, over_draws(target, chunk), target.full()
-        words = column_words(part_seed(seed, 0), jnp.arange(normal.mean.size))
+        normal, groups = NormalOnDevice.of(q), Groups(mesh, chunk)
+        c, each, density = normal.coordinates, over_draws(target, groups.size), target.full()
+        words = constrain(column_words(part_seed(seed, 0), jnp.arange(normal.mean.size)), mesh, None, LATENTS)
         num_chunks = num_draws // chunk
 
         def multiply(w):
@@ -138,16 +162,20 @@ def solve(
 
             def add(index, total):
                 draws = (index * chunk + jnp.arange(chunk)).astype(jnp.uint32)
-                noise = stratified_noise(words, draws, num_draws, c.dtype)
-                return total + q.path.products(q, _log_joint(density), c, along, noise, each)[0]
+                noise = groups.arranged(stratified_noise(words, draws, num_draws, c.dtype))
 
-            total = jax.lax.fori_loop(0, num_chunks, add, jnp.zeros_like(c))
-            return normal.minus_curvature(w, gradient, total / num_chunks)
+                def of_group(noise, each):
+                    return q.path.products(q, _log_joint(density), c, along, noise, each)[0]
+
+                return total + groups.map(of_group, each, noise)
+
+            total = jax.lax.fori_loop(0, num_chunks, add, groups.zeros((), False, (c.size,), c.dtype))
+            return normal.minus_curvature(w, gradient, groups.total(total) / num_chunks)
 
         limit = residual**2 * (b @ b)
         found = truncated_cg(
             multiply,
-            b,
+            constrain(b, mesh, LATENTS),
             loop=COMPILED,
             max_products=most,
             unfinished=lambda rest, product: (product > limit) & ~(product != product),

@@ -22,13 +22,15 @@ class Scores(NamedTuple):
 
 
 @eqx.filter_jit
-def scores(seed, values: Float[Array, "K m"], size: int, chunk: int) -> Scores:
-    """E[(r - b) s], r = ln p - ln q and b its mean, at draws with these values of ln p.
+def scores(seed, values: Float[Array, "K m"], num_draws, size: int, chunk: int) -> Scores:
+    """E[(r - b) s], r = ln p - ln q and b its mean, at draws with these values of ln p: the first `num_draws` of each
+    row, whose number may change without compiling again.
 
     Draws of a hypercube are spread more evenly than independent ones, whose variance is the larger.
     """
-    num_parts, num_draws = values.shape
-    dtype = values.dtype
+    num_parts, most = values.shape
+    dtype, drawn = values.dtype, jnp.arange(most) < num_draws
+    total = num_parts * jnp.asarray(num_draws, dtype)
 
     def over(one, start):
         """Sums over all draws: `one(sums, noise, part, first draw)`, chunk by chunk."""
@@ -38,7 +40,8 @@ def scores(seed, values: Float[Array, "K m"], size: int, chunk: int) -> Scores:
 
             def add(step, sums):
                 draws = (step * chunk + jnp.arange(chunk)).astype(jnp.uint32)
-                return one(sums, stratified_noise(words, draws, num_draws, dtype), index, step * chunk)
+                place = jnp.int32(index), jnp.int32(step * chunk)
+                return one(sums, stratified_noise(words, draws, num_draws, dtype), *place)
 
             return jax.lax.fori_loop(0, num_draws // chunk, add, sums)
 
@@ -49,7 +52,7 @@ def scores(seed, values: Float[Array, "K m"], size: int, chunk: int) -> Scores:
 
     squares = over(square, jnp.zeros_like(values))
     ratios = values + squares / 2
-    ratios = ratios - ratios.mean()
+    ratios = jnp.where(drawn, ratios - jnp.where(drawn, ratios, 0).sum() / total, 0)
 
     def add(sums, noise, part, first):
         r = jax.lax.dynamic_slice(ratios, (part, first), (1, chunk))[0]
@@ -58,8 +61,8 @@ def scores(seed, values: Float[Array, "K m"], size: int, chunk: int) -> Scores:
 
     zero = jnp.zeros(size, dtype)
     sums = over(add, ((zero, zero), (zero, zero)))
-    total = num_parts * num_draws
     gradient = jnp.concatenate([s for s, _ in sums]) / total
     variance = (jnp.concatenate([s2 for _, s2 in sums]) / total - gradient**2) / total
-    terms = ratios * (squares - size) * (2 * size) ** -0.5
-    return Scores(gradient, variance, terms.mean(), terms.var() / total)
+    terms = ratios * (squares - size) * (2 * size) ** -0.5  # zero beyond the draws
+    wider = terms.sum() / total
+    return Scores(gradient, variance, wider, jnp.sum(jnp.where(drawn, terms - wider, 0) ** 2) / total**2)

@@ -5,7 +5,8 @@ blocks. The first is in the middle, at lambda = 1/2; the next two, at both
 ends, start from where it ended, and so does what follows: they take a few steps each. At the end of a climb the
 derivative of the ELBO in each lambda costs nothing: it is made of the gradients at the draws, locations and scales.
 Along three climbs it is integrated for every element, and the best lambdas of each site are tried in a fourth climb;
-where the derivative there says so, they are moved once more. The best of all climbs is kept.
+where the derivative there says so, they are moved once more. The best of all climbs is kept. A climb that ends far
+below where another one and the derivatives between them say has ended at another optimum, and is repeated from there.
 
 Rows do not tell as much of every element of a site as of the others. The lambdas of a site lie therefore on the curve
 
@@ -38,6 +39,7 @@ _CLIMBED_A_LATENT = 1e-4  # the same for each latent, where there are many
 _MOST_STEPS, _MOST_OF_TIED = 60, 120  # of a climb; of those of a tied family half cost nothing
 _MOST_TRIED = 6
 _WORTH = 0.03  # nats: predicted gain of other lambdas below which they are not tried
+_APART = 10.0  # nats between climbs of different optima
 _SAME = 0.02  # difference of lambdas below which they are not tried again
 _LEAST_INFORMATION = 1e-3  # in units of the prior's
 _GRID = np.linspace(0.0, 1.0, 41)
@@ -51,15 +53,19 @@ def search_centering(problem: Problem, objective: Objective, state: GrowingState
     centering = centering_of(q)
     assert centering is not None
     search = search.after(centering.vector(), value, slopes, np.asarray(q.params, np.float64))
-    if len(search.values) == 1:
+    if len(search.values) == 1 or search.again[-1:] == (0,):
         search = dataclasses.replace(search, information=_information(q))
-    wanted = _next(search, _site_of_element(centering))
+    astray = _astray(search)
+    if astray is not None:
+        search = dataclasses.replace(search, again=(*search.again, astray), repeats=True)
+    wanted = _next(search, _site_of_element(centering)) if astray is None else search.tried[astray]
     if wanted is None:
         search = dataclasses.replace(search, done=True)
         q = _tried(q, search, int(np.argmax(search.values))) if np.isfinite(search.values).any() else q
     else:
-        near = np.where(np.isfinite(search.values), np.abs(search.tried - wanted).mean(1), np.inf)
-        q = (_tried(q, search, int(np.argmin(near))) if np.isfinite(near).any() else q).recentered(wanted)
+        good = np.isfinite(search.values) & (search.values > search.values.max() - _APART)
+        near = np.where(good, np.abs(search.tried - wanted).mean(1), np.inf)
+        q = (_tried(q, search, int(np.argmin(near))) if good.any() else q).recentered(wanted)
     # The best climb goes on where it ended, on the same draws.
     return state.but(family=q, params=np.asarray(q.params, np.float64), search=search), News()
 
@@ -144,6 +150,19 @@ def _next(search: CenteringSearch, site: np.ndarray) -> np.ndarray | None:
             return None
     wanted = curves[np.arange(len(site)), best[site]]
     return None if np.any(np.all(np.abs(search.tried - wanted) < _SAME, 1)) else wanted
+
+
+def _astray(search: CenteringSearch) -> int | None:
+    """The first of the three climbs in the middle and at the ends that has ended far below where the best of them and
+    the slopes on the way say: at another optimum, such as one where the scale of a group has collapsed. None if there
+    is none that has not been repeated.
+    """
+    if len(search.values) != 1 + len(_ENDS) or not np.isfinite(search.values).any():
+        return None
+    best = int(np.argmax(search.values))
+    along = np.sum((search.slopes + search.slopes[best]) / 2 * (search.tried - search.tried[best]), 1)
+    reached = search.values > search.values[best] + np.minimum(along, 0.0) - _APART
+    return next((row for row in range(len(reached)) if not reached[row] and row not in search.again), None)
 
 
 def _predicted(search: CenteringSearch, curves: np.ndarray, site: np.ndarray) -> np.ndarray:

@@ -159,11 +159,11 @@ def objective_of(method: GrowingDraws, problem: Problem, q: Family, key) -> Obje
 
     def make() -> Objective:
         # Four parts that each use all rows, so that only the noise of the draws is left.
-        planned = problem.once("plan", lambda: method.plan(problem)).num_draws
+        plan = problem.once("plan", lambda: method.plan(problem))
         most = method.buffer_draws(q.noise_size, 4 * epoch_draws(problem.target))
-        capacity = most if planned is None else min(most, planned)
+        capacity = most if plan.num_draws is None else min(most, plan.num_draws)
         groups = Groups(None if problem.placement is None else problem.placement.mesh)
-        objective = Objective(problem.target, q, key, capacity, groups)
+        objective = Objective(problem.target, q, key, capacity, groups, plan.draws_at_once)
         objective.compile(np.asarray(q.params, np.float64))
         return objective
 

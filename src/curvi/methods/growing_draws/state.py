@@ -57,6 +57,8 @@ class CenteringSearch:
         What the rows tell of each element in units of what the prior tells; empty before the first climb.
     done
         Whether the search has ended.
+    again, repeats
+        The rows whose climb was repeated from where a better one had ended, and whether the last of them is under way.
     """
 
     tried: np.ndarray
@@ -65,6 +67,8 @@ class CenteringSearch:
     params: np.ndarray
     information: np.ndarray
     done: bool = static(default=False)
+    again: tuple[int, ...] = static(default=())
+    repeats: bool = static(default=False)
 
     @classmethod
     def empty(cls, num_elements: int, num_params: int) -> "CenteringSearch":
@@ -72,9 +76,16 @@ class CenteringSearch:
         return cls(none, np.zeros(0), none, np.zeros((0, num_params)), np.zeros(0))
 
     def after(self, tried, value: float, slopes, params) -> "CenteringSearch":
-        """The search after another climb."""
-        grown = {"tried": tried[None], "values": [value], "slopes": slopes[None], "params": params[None]}
-        return dataclasses.replace(self, **{k: np.concatenate([getattr(self, k), row]) for k, row in grown.items()})
+        """The search after another climb; of a climb that was repeated the better one counts."""
+        row = {"tried": tried, "values": value, "slopes": slopes, "params": params}
+        if not self.repeats:
+            grown = {k: np.concatenate([getattr(self, k), np.asarray(v)[None]]) for k, v in row.items()}
+            return dataclasses.replace(self, **grown)
+        changed = {k: getattr(self, k).copy() for k in row}
+        if value > self.values[self.again[-1]]:
+            for name, array in changed.items():
+                array[self.again[-1]] = row[name]
+        return dataclasses.replace(self, **changed, repeats=False)
 
 
 @register

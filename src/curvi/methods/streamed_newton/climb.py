@@ -21,6 +21,7 @@ _SHORTEST = 1e-7  # nats per latent: a radius below it is no step
 _LARGEST_EXPONENT = 0.25  # exponent from which q counts as divergent, as a share of the log of the largest number
 _NARROWER = 2.0  # of ln sds, where the start is not finite
 _MOST_NARROWINGS = 3
+_MOST_SHARES = 3  # of a step that are tried before another is sought
 _MOST_SCALINGS, _SCALED = 8, 0.05  # times that scales are set, while that gains this many nats per latent
 _CHECKED = 256  # draws on which values are held against slopes
 
@@ -88,19 +89,26 @@ def climb(problem: Problem, objective: StreamedObjective, state: StreamedState, 
     if found.definite and not found.at_edge and predicted <= goal / 5:
         # Not worth the look at its end.
         return state.but(stage="correct"), News([row_of(look, state, predicted, False)])
-    trial = objective.look(objective.moved(state.q, found.x), look.stream, look.num_draws, parts=False)
-    actual = objective.gained(look, trial, found.x, 1.0, tolerance) if trial.finite() else -np.inf
-    lost = predicted <= objective.rounding(look)
-    if lost and abs(actual) <= 2 * objective.rounding(look):
-        actual = predicted
-    judged = (predicted, float(found.divergence), bool(found.at_edge), actual, 0.0)
-    accepted, radius = ON_FIXED_DRAWS(state.radius, *judged, HOST)
+    slope, size, radius, share = objective.slope(look, found.x), float(found.divergence), state.radius, 1.0
+    lost, accepted, trial = predicted <= objective.rounding(look), False, look
+    for _ in range(_MOST_SHARES):
+        # A shorter step along a refused one costs one gradient per draw, another solve tens of products.
+        promised = share * slope + share**2 * (predicted - slope)
+        trial = objective.look(objective.moved(state.q, found.x, share), look.stream, look.num_draws, parts=False)
+        actual = objective.gained(look, trial, found.x, share, tolerance) if trial.finite() else -np.inf
+        if lost and abs(actual) <= 2 * objective.rounding(look):
+            actual = promised
+        judged = (promised, share**2 * size, share < 1 or bool(found.at_edge), actual, 0.0)
+        accepted, radius = ON_FIXED_DRAWS(radius, *judged, HOST)
+        if accepted:
+            break
+        share = float(np.sqrt(radius / size))
     row = row_of(trial if accepted else look, state, predicted if found.definite else np.inf, bool(accepted))
     state = state.but(radius=float(radius), taken=state.taken + 1, refused=0 if accepted else state.refused + 1)
     if accepted:
         keep_look(problem, trial)
         state = state.but(q=trial.q)
-        if found.definite and not found.at_edge and predicted <= goal:
+        if found.definite and not found.at_edge and share == 1 and predicted <= goal:
             state = state.but(stage="correct")
     outcome = None
     if radius < _SHORTEST * state.q.num_params:

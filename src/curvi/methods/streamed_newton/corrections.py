@@ -57,7 +57,9 @@ def climb_again(state: StreamedState, outcome: Outcome) -> tuple[StreamedState, 
     if num_draws <= state.num_draws:
         return state, News(outcome=outcome)
     more = {"num_draws": num_draws, "round": state.round + 1, "index": state.index + 1}
-    return state.but(**more, stage="climb", radius=1.0 * state.q.num_params, promised=math.inf), News()
+    # Not far from where it is: each refusal of too long a step costs a solve.
+    radius = min(4 * state.radius, 1.0 * state.q.num_params)
+    return state.but(**more, stage="climb", radius=radius, promised=math.inf), News()
 
 
 def _step(problem, objective: StreamedObjective, state: StreamedState, found: Weighed, wanted: int, tolerance: float):

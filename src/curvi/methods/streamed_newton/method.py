@@ -4,7 +4,6 @@ from typing import ClassVar
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from curvi.certify.gain import UNKNOWN, Gain, unfinished
@@ -19,13 +18,15 @@ from curvi.methods.streamed_newton.climb import climb, few_look, few_of, start
 from curvi.methods.streamed_newton.corrections import correct, fresh_look
 from curvi.methods.streamed_newton.state import StreamedState
 from curvi.model.over_draws import widest_array
+from curvi.model.placement import AXES
 from curvi.outcome import Outcome
 from curvi.record.counts import CallCounts
 from curvi.record.plain import register
 from curvi.record.plan import Plan
 
 _RADIUS = 6.0  # nats, and as much per latent, at the start
-_CHUNK_NUMBERS = {"cpu": 2**18, "gpu": 2**24}  # of the widest array of a chunk: fits a cache, or fills a device
+_CHUNK_NUMBERS = {"cpu": 2**18, "gpu": 2**22}  # of the widest array of a chunk: fits a cache, or fills a device
+_LEAST_AT_ONCE = {"cpu": 1, "gpu": 4}  # which share one read of the parameters; more wait for their own sums
 _REMEDY = "give start and data in float32, or fewer latents"
 _MOST_AT_ONCE = 32
 
@@ -53,6 +54,7 @@ class StreamedNewton(Method[StreamedState]):
     max_draws: int = eqx.field(static=True, default=MAX_DRAWS)
     needs: ClassVar[Needs] = Needs(order=2, path=True)
     default_num_steps: ClassVar[int] = 500
+    mesh_axes: ClassVar[tuple[str, ...]] = AXES
 
     def __check_init__(self):
         for name, least in {"first_draws": 4, "fresh_draws": 4 * NUM_PARTS, "max_draws": 4 * NUM_PARTS}.items():
@@ -67,8 +69,6 @@ class StreamedNewton(Method[StreamedState]):
             return "StreamedNewton takes a MeanField of Normal factors; leave method out for the default of others"
         if problem.target.minibatched:
             return "StreamedNewton takes all rows at every draw; leave method out for the default for minibatches"
-        if jnp.finfo(problem.q.params.dtype).bits < 32:
-            return f"q is in {problem.q.params.dtype}, whose digits are too few; give init in float32 or float64"
         return None
 
     def plan(self, problem: Problem) -> Plan:
@@ -122,9 +122,9 @@ class StreamedNewton(Method[StreamedState]):
 
 def _cached_draws(problem: Problem) -> int:
     """Draws of a chunk, from shapes and the kind of device alone."""
-    widest = max(widest_array(problem.target), problem.q.noise_size)
-    numbers = _CHUNK_NUMBERS["cpu" if jax.default_backend() == "cpu" else "gpu"]
-    return int(2 ** np.clip(np.floor(np.log2(max(numbers / widest, 1))), 0, np.log2(_MOST_AT_ONCE)))
+    widest, kind = max(widest_array(problem.target), problem.q.noise_size), "cpu"
+    kind = kind if jax.default_backend() == kind else "gpu"
+    return int(2 ** np.log2(np.clip(_CHUNK_NUMBERS[kind] / widest, _LEAST_AT_ONCE[kind], _MOST_AT_ONCE)).astype(int))
 
 
 def draws_at_once(problem: Problem) -> int:
@@ -136,6 +136,7 @@ def _objective(method: StreamedNewton, problem: Problem, key) -> StreamedObjecti
     """The objective, made once per run."""
 
     def make() -> StreamedObjective:
-        return StreamedObjective.of(problem.target, problem.q, key, draws_at_once(problem), method.max_draws)
+        chunk = draws_at_once(problem)
+        return StreamedObjective.of(problem.target, problem.q, key, chunk, method.max_draws, problem.placement)
 
     return problem.once("objective", make)

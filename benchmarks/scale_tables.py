@@ -94,7 +94,9 @@ def _fits(found) -> list[str]:
             "and Hessian-vector products are counted per draw."
         ),
         table(head, cells),
-        paragraph(f"Exponents of the power law through the chains of a device: {'; '.join(said)}. 1 is linear.")
+        paragraph(
+            f"Exponents of the power law through the chains of 10⁵ latents and more: {'; '.join(said)}. 1 is linear."
+        )
         if said
         else "",
         picture("scale.png", "Seconds and memory of fits against the number of latents"),
@@ -251,7 +253,7 @@ def _schemes(found) -> list[str]:
             str(line["steps"]),
             line["outcome"],
             f"{used_bytes(line) / MIB:,.0f}",
-            f"{line['vectors']:.0f}",
+            f"{used_bytes(line) / (8 * line['setting']['latents']):.0f}",
         ]
         for line in rows
     ]

@@ -99,6 +99,12 @@ READ: dict[str, Callable[[], dict]] = {
 }
 
 
+def _simulated(num_groups: int) -> dict:
+    rng, group = np.random.default_rng(0), np.repeat(np.arange(num_groups, dtype=np.int32), 5)
+    effect = 0.5 + 0.7 * rng.standard_normal(num_groups)
+    return {"group": group, "y": effect[group] + rng.standard_normal(len(group))}
+
+
 def data(name: str) -> dict[str, np.ndarray]:
     """Columns of a data set, from its file where it is kept, else from its package."""
     path = DATA / f"{name}.npz"
@@ -208,25 +214,25 @@ def _models() -> dict[str, Callable]:
         path = sample("path", dist.GaussianRandomWalk(step, len(y)))
         sample("obs", dist.Normal(0.0, jnp.exp((level + path) / 2)), obs=y)
 
+    def groups(group, y):
+        """Effects of many groups, whose variances are learned from five rows each; simulated."""
+        mean, spread = sample("mean", dist.Normal(0.0, 2.0)), sample("spread", dist.HalfNormal(1.0))
+        sigma = sample("sigma", dist.HalfNormal(2.0))
+        with plate("groups", int(group.max()) + 1):
+            a = sample("effect", dist.Normal(mean, spread))
+        sample("obs", dist.Normal(a[group], sigma), obs=y)
+
     return dict(
         cbpp=cbpp, sleepstudy=sleepstudy, grouseticks=grouseticks, contraception=contraception, flights=flights,
-        chem97=chem97, insteval=insteval, returns=returns,
+        chem97=chem97, insteval=insteval, returns=returns, groups=groups,
     )  # fmt: skip
 
 
 _NUM_LEVELS = {"carrier": 16, "origin": 3, "month": 12, "hour": 20, "dest": 105}
 # Of flights a random part of the rows, too.
-NAMES = (
-    "cbpp",
-    "sleepstudy",
-    "grouseticks",
-    "contraception",
-    "flights",
-    "chem97",
-    "insteval",
-    "flights_50000",
-    "returns",
-)
+SMALL = ("cbpp", "sleepstudy", "contraception", "grouseticks", "flights")
+GROUPS = ("groups_1000", "groups_10000", "groups_100000")  # simulated, for the cost by the number of groups
+NAMES = (*SMALL, "returns", "chem97", "insteval", "flights_50000", *GROUPS)
 # The scalars that people report: coefficients and scales, whose site has no more elements than this and no plate.
 MOST_ELEMENTS = 6
 
@@ -234,7 +240,7 @@ MOST_ELEMENTS = 6
 def model(name: str) -> tuple[Callable, dict]:
     """The NumPyro model of a problem and its arguments."""
     kind, _, size = name.partition("_")
-    columns = data(kind)
+    columns = data(kind) if kind in READ else _simulated(int(size))
     if kind == "flights":
         rows = np.random.default_rng(0).choice(len(columns["y"]), int(size or FLIGHT_ROWS), replace=False)
         for group in FLIGHT_GROUPS:

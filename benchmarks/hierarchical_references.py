@@ -68,8 +68,9 @@ def sample(name: str, seconds: float) -> None:
     model, arguments = problems.model(name)
     wanted = problems.scalars(curvi.from_numpyro(model, **arguments))
     reparam = {effect: LocScaleReparam(0.0) for effect in NON_CENTRED.get(name, ())}
+    written = numpyro.handlers.reparam(model, config=lambda site: reparam.get(site["name"]))
     chains = Chains(
-        Posterior(name, "mixed model", numpyro.handlers.reparam(model, config=reparam), arguments),
+        Posterior(name, "mixed model", written, arguments),
         seed=20_262, num_warmup=NUM_WARMUP, num_chains=NUM_CHAINS,
     )  # fmt: skip
     chains.warm_up()

@@ -3,6 +3,7 @@
 A table stands between the comments `<!-- lines: NAME -->` and `<!-- end -->`; the rest of the page is written by hand.
 """
 
+import math
 import re
 
 import hierarchical_problems as problems
@@ -24,6 +25,7 @@ def write() -> None:
     made = {
         "scalars": _scalars(found), "costs": _costs(found), "polished": _polished(found), "gains": _gains(found),
         "optima": _optima(found), "centering": _centering(found), "references": _references(), "device": _device(found),
+        "groups": _groups(found),
     }  # fmt: skip
     text = PAGE.read_text(encoding="utf-8")
     for name, words in made.items():
@@ -78,20 +80,26 @@ def _verdict(line: dict) -> str:
 
 
 def _scalars(found) -> str:
+    shown = [line for name, own in _of(found, "default").items() if name not in problems.GROUPS for line in own]
     rows = [
         [line["problem"], f"{line['num_latents']:,}", line["family"], _outcome(line), _verdict(line), *_worst(line)]
-        for own in _of(found, "default").values()
-        for line in own
+        for line in shown
     ]
+    every = [(line["warns"], _right(error)) for line in shown for error in errors(line).values()]
+    right = sum(own for _, own in every)
+    said = sum(warned is not False for warned, own in every if not own)
+    words = (
+        f"{right} of {len(every)} are right; of the other {len(every) - right} the verdict of the fit warned of {said}."
+    )
     head = ["problem", "d", "family", "outcome", "posterior, it says", "right", "worst mean, sds", "worst sd ratio"]
-    return table(head, rows)
+    return f"{table(head, rows)}\n\n{words}"
 
 
 def _costs(found) -> str:
     nuts = {line["problem"]: line for line in lines.read(REFERENCES) if line["method"] == "NumPyro NUTS"}
     rows = []
     for name, own in _of(found, "default").items():
-        for line in own:
+        for line in own if name not in problems.GROUPS else ():
             leapfrogs = f"{nuts[name]['leapfrogs']:,}" if name in nuts else "-"
             rows.append(
                 [
@@ -181,6 +189,21 @@ def _centering(found) -> str:
             ]
         )  # fmt: skip
     head = ["problem", "ELBO", "evaluations", "right", "right, as written", "right with skew", "lambdas"]
+    return table(head, rows) if rows else "No lines yet."
+
+
+def _groups(found) -> str:
+    """Costs by the number of groups, and their growth from each size to the next as a power."""
+    rows, before = [], None
+    for name in problems.GROUPS:
+        for line in _of(found, "default").get(name, []):
+            seconds = line.get("warm_cpu_seconds", line["cold_cpu_seconds"])
+            size = int(name.partition("_")[2])
+            slope = "-" if before is None else f"{math.log(seconds / before[1]) / math.log(size / before[0]):.2f}"
+            before = size, seconds
+            costs = [f"{line['evaluations']:,}", f"{seconds:.2f}", f"{1e9 * seconds / line['evaluations'] / size:.0f}"]
+            rows.append([f"{size:,}", line["family"], _outcome(line), *costs, slope])
+    head = ["groups", "family", "outcome", "evaluations", "processor s", "ns an evaluation and group", "slope"]
     return table(head, rows) if rows else "No lines yet."
 
 

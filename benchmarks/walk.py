@@ -21,7 +21,16 @@ import curvi  # noqa: E402
 
 ROOT = Path(curvi.__file__).parent
 _SHOWN = 4  # functions a file
-_HOLDS = ("record/", "model/", "family/", "methods/base.py", "methods/growing_draws/state.py", "fit.py", "results.py")
+_HOLDS = (
+    "record/",
+    "model/",
+    "family/",
+    "methods/base.py",
+    "methods/problem.py",
+    "methods/growing_draws/state.py",
+    "fit.py",
+    "results.py",
+)
 _HOLDS += ("methods/rung.py", "methods/rungs.py", "methods/choice.py", "methods/family_rows.py", "certify/predicted")
 _HOLDS += ("estimate/fixed_draws/structure.py", "estimate/fixed_draws/groups.py")
 

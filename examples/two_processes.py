@@ -17,10 +17,8 @@ import numpy as np
 import curvi
 
 
-def work(folder: Path) -> None:
-    """What every process runs: the same program, with its own files."""
-    mesh = jax.make_mesh((jax.device_count(),), ("rows",))
-    rows = curvi.Rows(str(folder / f"part-{jax.process_index()}-*.csv"))
+def regression(rows: curvi.Rows) -> curvi.MinibatchTarget:
+    """A logistic regression on these rows."""
 
     def log_prior(t):
         return -0.5 * jnp.sum((t["slopes"] / 2) ** 2)
@@ -29,7 +27,13 @@ def work(folder: Path) -> None:
         logit = row["x1"] * t["slopes"][0] + row["x2"] * t["slopes"][1]
         return row["y"] * logit - jnp.logaddexp(0.0, logit)
 
-    target = curvi.MinibatchTarget(log_prior, log_likelihood_row, rows, 1000, {"slopes": np.zeros(2)})
+    return curvi.MinibatchTarget(log_prior, log_likelihood_row, rows, 1000, {"slopes": np.zeros(2)})
+
+
+def work(folder: Path) -> None:
+    """What every process runs: the same program, with its own files."""
+    mesh = jax.make_mesh((jax.device_count(),), ("rows",))
+    target = regression(curvi.Rows(str(folder / f"part-{jax.process_index()}-*.csv")))
     fit = curvi.fit(
         target, key=jax.random.key(0), family="full_rank", mesh=mesh, checkpoint=folder / "fit.curvi", progress=False
     )

@@ -22,7 +22,7 @@ def check(target: AbstractTarget, *, key) -> CheckReport:
     Parameters
     ----------
     target
-        The target to be fitted.
+        The target to be fitted; one of `Rows` is checked on the first few thousand.
     key
         A key from `jax.random.key(seed)`, for directions, points and batches.
 
@@ -34,6 +34,8 @@ def check(target: AbstractTarget, *, key) -> CheckReport:
     if not isinstance(target, AbstractTarget):
         raise ValueError(f"check takes a curvi target; got {type(target).__name__}")
     check_key(key)
+    if isinstance(target, MinibatchTarget) and target.streamed:
+        target = target.on_first_rows()
     key_value, key_slope, key_batch = jax.random.split(key, 3)
     density = Density(target)
     values = Values(*jax.device_get(evaluate(density, key_value)))

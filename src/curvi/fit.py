@@ -117,7 +117,12 @@ def fit(
     writes = only_writer() or placement is None
     kept_at = None if checkpoint is None else checked_path(checkpoint, checkpoint_seconds)
     if isinstance(start, str | os.PathLike):
-        start = _opened(Path(start), target, kept_at, key)
+        path = Path(start)
+        start = _opened(path, target, kept_at, key)
+        if placement is not None and len(set(placement.of_all(start is not None))) > 1:
+            raise ValueError(
+                f"start: some processes see {path} and others do not; put it on a disk that all of them share"
+            )
     if start is not None:
         check_mesh(getattr(start, "checkpoint", None), () if placement is None else placement.shape)
         key, family, method, num_starts = _resumed(
@@ -129,7 +134,7 @@ def fit(
     if memory is None and start is not None and start.plan is not None:
         memory = start.plan.memory  # the same bits as if it had never stopped
     if memory is None and placement is not None:
-        memory = placement.least(default_budget())
+        memory = min(placement.of_all(default_budget()))
     tolerance = default_tolerance(num_elements(target.latents)) if tolerance is None else tolerance
     families = start.checkpoint.families if start is not None and start.checkpoint is not None else ()
     families = names_of(family, marginals) if start is None else families
@@ -177,6 +182,8 @@ def fit(
             Keeper(kept_at, 0.0, lambda: found.save(kept_at)).keep()
         except CheckpointError as error:
             run.failure = error
+    if kept_at is not None and placement is not None:
+        placement.of_all(0)  # no process goes on before the file is there
     if run.failure is not None:
         run.failure.fit = found
         raise run.failure

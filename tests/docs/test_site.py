@@ -42,7 +42,18 @@ def site(tmp_path_factory):
 
 def test_site_builds_strictly_and_shows_what_it_should(site):
     assert "<h2" in (site / "index.html").read_text(encoding="utf-8")
-    for page in ("choose", "limits", "design", "add-a-method", "benchmarks", "peers", "posteriors", "paper", "api"):
+    for page in (
+        "choose",
+        "families",
+        "limits",
+        "design",
+        "add-a-method",
+        "benchmarks",
+        "peers",
+        "posteriors",
+        "paper",
+        "api",
+    ):
         assert (site / page / "index.html").exists()
     # Tutorials hold their scripts, and the reference the docstrings.
     assert "from_pymc" in (site / "tutorials" / "pymc" / "index.html").read_text(encoding="utf-8")

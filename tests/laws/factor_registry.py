@@ -91,6 +91,60 @@ def _student_t_row():
     return Row("StudentT", factors.StudentT(), values, oracles, rule)
 
 
+class _SinhArcsinh(stats.rv_continuous):
+    """x = mu + sigma (S - E[S]) / sd(S), S = sinh((asinh(z) + eps) / delta), by its quantiles and its density."""
+
+    def __init__(self, mu, log_scale, skew, tail):
+        super().__init__()
+        self._eps, self._delta = 2 * np.tanh(skew / 2), np.exp(np.tanh(tail))
+        z = np.linspace(-12, 12, 4001)
+        weights = stats.norm.pdf(z) * (z[1] - z[0])
+        drawn = self._drawn(z)
+        centre = weights @ drawn
+        spread = np.sqrt(weights @ (drawn - centre) ** 2)
+        self._scale = np.exp(log_scale) / spread
+        self._shift = mu - self._scale * centre
+
+    def _drawn(self, z):
+        return np.sinh((np.arcsinh(z) + self._eps) / self._delta)
+
+    def _noise(self, x):
+        return np.sinh(self._delta * np.arcsinh((x - self._shift) / self._scale) - self._eps)
+
+    def _ppf(self, q):
+        return self._shift + self._scale * self._drawn(stats.norm.ppf(q))
+
+    def _cdf(self, x):
+        return stats.norm.cdf(self._noise(x))
+
+    def _pdf(self, x):
+        s = (x - self._shift) / self._scale
+        slope = np.cosh(self._delta * np.arcsinh(s) - self._eps) * self._delta / np.sqrt(1 + s**2) / self._scale
+        return stats.norm.pdf(self._noise(x)) * slope
+
+    def _over(self, function):
+        z = np.linspace(-12, 12, 4001)
+        return (stats.norm.pdf(z) * (z[1] - z[0])) @ function(self._shift + self._scale * self._drawn(z))
+
+    def mean(self):
+        return self._over(lambda x: x)
+
+    def var(self):
+        return self._over(lambda x: (x - self.mean()) ** 2)
+
+    def entropy(self):
+        return -self._over(lambda x: np.log(self._pdf(x)))
+
+
+def _sinh_arcsinh_row():
+    values = [[1.0, 0.0, 0.0, 0.0], [2.0, -1.0, 0.7, -0.3], [-5.0, 1.5, -0.4, 0.6], [0.5, 0.0, 1.5, -0.8]]
+    oracles = [_SinhArcsinh(*value) for value in values]
+    z = np.linspace(-9, 9, 801)
+    weights = stats.norm.pdf(z) * (z[1] - z[0])
+    rule = [(o._shift + o._scale * o._drawn(z), weights) for o in oracles]
+    return Row("SinhArcsinh", factors.SinhArcsinh(), values, oracles, rule)
+
+
 def _gamma_row():
     values = [[0.0, 0.0], [np.log(0.7), 1.0], [np.log(30.0), -2.0]]
     oracles = [stats.gamma(np.exp(a), scale=np.exp(-b)) for a, b in values]
@@ -161,6 +215,7 @@ ROWS = [
     _normal_row(),
     _log_normal_row(),
     _student_t_row(),
+    _sinh_arcsinh_row(),
     _gamma_row(),
     _beta_row(),
     _dirichlet_row(),

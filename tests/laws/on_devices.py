@@ -27,11 +27,15 @@ from curvi.methods import GrowingDraws, StreamedNewton
 from curvi.model.placement import Placement
 from curvi.model.spread import place
 
-KEY = jax.random.key(0)
 MANY = 4096  # latents
 rng = np.random.default_rng(0)
 X = rng.normal(size=(1001, 4))  # no number of devices here divides these rows
 Y = (rng.random(1001) < 1 / (1 + np.exp(-X @ np.array([1.0, -0.5, 0.2, 0.0])))).astype(float)
+
+
+def random_key():
+    """The key of all fits; no constant, since processes must find each other before there is an array."""
+    return jax.random.key(0)
 
 
 def mesh_of(**axes) -> Mesh:
@@ -116,7 +120,7 @@ SLOW = ("draws", "rows, float32", "rows that the caller placed", "streamed rows"
 
 
 def fitted(target, mesh, options):
-    fit = curvi.fit(target, key=KEY, progress=False, mesh=mesh, **options)
+    fit = curvi.fit(target, key=random_key(), progress=False, mesh=mesh, **options)
     return {
         "converged": fit.converged,
         "elbo": fit.elbo,
@@ -146,7 +150,7 @@ def operations(axis: str, number: int):
 def stored_programs(placement: Placement):
     target = place(many_rows(), placement)
     q = curvi.MeanField(target)
-    objective = Objective(target, q, KEY, 256, Groups(placement.mesh))
+    objective = Objective(target, q, random_key(), 256, Groups(placement.mesh))
     noise = objective.noise(np.asarray(q.params, float), (0,), 64)
     sweeps, c = objective.sweeps, objective.path.coordinates(np.asarray(q.params, float))
     for run, vectors in ((run_gradients, (c,)), (run_products, (c, c))):
@@ -156,7 +160,7 @@ def stored_programs(placement: Placement):
 
 def streamed_programs(placement: Placement):
     target = curvi.Target(lambda t: -jnp.sum(jnp.cosh(t["x"])), {"x": np.zeros(MANY)})
-    objective = StreamedObjective.of(target, curvi.MeanField(target), KEY, 16, 1024, placement)
+    objective = StreamedObjective.of(target, curvi.MeanField(target), random_key(), 16, 1024, placement)
     q, mesh, draws = objective.placed(curvi.MeanField(target)), placement.mesh, np.int32(128)
     key, v = objective.seed((0,)), q.params
     sweep = lambda q: programs.sweep(target, q, key, draws, num_parts=8, chunk=16, mesh=mesh)  # noqa: E731
@@ -172,7 +176,7 @@ def streamed():
         placement = Placement.on(mesh_of(**axes)) if axes else None
         target = place(chain(), placement) if placement else chain()
         q = curvi.MeanField(target)
-        objective = StreamedObjective.of(target, q, KEY, 8, 64, placement)
+        objective = StreamedObjective.of(target, q, random_key(), 8, 64, placement)
         look = objective.look(q, (0,), 64, parts=True)
         step = objective.solve(look, ((1,), 16), look.gradient, 10.0, 1e-6)
         numbers = [look.value, *np.asarray(look.gradient), *np.asarray(step.x), float(step.predicted)]
@@ -184,10 +188,10 @@ def resumed():
     """The parameters of a fit in one piece, and of one that was saved, loaded and resumed; what other meshes say."""
     target, settings = rows(), {"progress": False, "tolerance": 1e-9}
     two = mesh_of(rows=2)
-    whole = curvi.fit(target, key=KEY, mesh=two, num_steps=6, **settings)
+    whole = curvi.fit(target, key=random_key(), mesh=two, num_steps=6, **settings)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "fit.curvi"
-        curvi.fit(target, key=KEY, mesh=two, num_steps=3, checkpoint=path, **settings)
+        curvi.fit(target, key=random_key(), mesh=two, num_steps=3, checkpoint=path, **settings)
         part = curvi.fit(target, start=path, mesh=two, num_steps=3, **settings)
         words = []
         for other in (None, mesh_of(rows=8)):

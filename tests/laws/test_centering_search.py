@@ -57,8 +57,10 @@ def test_the_derivative_is_averaged_over_all_draws_of_a_climb():
         objective.follow(with_amounts(q, amounts))
         return objective(params, fixed)
 
+    assert q.centering is not None
     amounts = q.centering.vector()
     kept = value(amounts).kept()
+    assert kept is not None
     along, own = slope_terms(q, fixed.values[: len(kept)])
     each = kept[:, centered_columns(q)] * along + own
     step = 1e-5 * np.eye(NUM_EFFECTS)

@@ -150,6 +150,13 @@ def test_methods_that_need_all_rows_at_once_say_so():
         target.full()
 
 
+def test_a_check_takes_the_first_rows():
+    data = Rows({"x": np.linspace(0, 1, 9000), "y": np.ones(9000)})
+    assert curvi.check(target_of(data), key=KEY).ok
+    steep = MinibatchTarget(lambda t: 0.0, lambda t, row: jnp.log(row["x"] - t["a"]), data, 64, {"a": np.zeros(())})
+    assert "finite at the start" in str(curvi.check(steep, key=KEY)) and not curvi.check(steep, key=KEY).ok
+
+
 # -- under a run ------------------------------------------------------------------------------------------------------
 
 

@@ -20,11 +20,12 @@ def nested(num_places: int, num_broods: int, num_chicks: int) -> Target:
     ("counts", "num_global", "sets"),
     [
         ((20, 100, 400), 123, ["chicks"]),  # a model with few latents
-        ((60, 118, 400), 63, ["chicks", "broods"]),
+        ((60, 250, 400), 63, ["chicks", "broods"]),
         ((60, 90, 400), 153, ["chicks"]),
         ((60, 118, 9_000), 3, ["chicks", "broods", "places"]),  # of one with many they would be half a million entries
         ((20, 118, 9_000), 23, ["chicks", "broods"]),
-        ((170, 200, 300), 3, ["chicks", "broods", "places"]),
+        ((170, 200, 300), 173, ["chicks", "broods"]),
+        ((260, 270, 300), 3, ["chicks", "broods", "places"]),
         ((5, 6, 7), 14, ["chicks"]),  # the largest set is never global
     ],
 )

@@ -190,8 +190,8 @@ def test_wrong_use_is_refused():
         ({"start": 3}, "start must be a fit"),
         ({"key": jax.random.key(5)}, "own random key"),
         ({"key": 3}, "own random key"),
-        ({"family": start.q}, "leave family, centering and num_starts out"),
-        ({"num_starts": 2}, "leave family, centering and num_starts out"),
+        ({"family": start.q}, "leave family, centering, marginals and num_starts out"),
+        ({"num_starts": 2}, "leave family, centering, marginals and num_starts out"),
         ({"method": SchemeI()}, "own method, GrowingDraws"),
         ({"method": GrowingDraws(128)}, "own method, GrowingDraws"),
     ]

@@ -15,7 +15,7 @@ Blocks = Mapping[str, str | Sequence[str] | Mapping[str, int]]
 # Coordinates that are tied to every block, up to which small sets of blocks join them: crossed or nested effects are
 # told apart by their covariance, and a scale whose effects are independent of those they are nested in can collapse.
 MOST_GLOBALS = 32
-MOST_GLOBALS_OF_FEW, FEW_ENTRIES = 160, 400_000  # the same where that makes no more than so many entries
+MOST_GLOBALS_OF_FEW, FEW_ENTRIES = 256, 400_000  # the same where that makes no more than so many entries
 _LARGEST_BLOCK = 64
 
 

@@ -54,7 +54,7 @@ class FullRank(JointNormal):
         normal = {latent.name: Normal() for latent in target.latents if not latent.discrete}
         self.layout, params = widened(*lay_out(target, normal), max_params)
         self.centering, self.marginals = None, check_marginals(marginals)
-        self.params = jax.device_put(self._with_shape(params))
+        self.params = self._with_shape(params)
 
     @classmethod
     def of(cls, q: MeanField, max_params: int | None = None) -> "FullRank":

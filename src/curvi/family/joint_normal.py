@@ -114,9 +114,10 @@ class JointNormal(Joint):
         params = with_shape(self.params, self.num_normal_params, self.dimension)
         return replaced(self, params=params, marginals=SKEWED)
 
-    def _with_shape(self, params):
+    def _with_shape(self, params) -> Float[Array, " P"]:
         """Parameters of a q with normal marginals as those of this one."""
-        return with_shape(params, self.num_normal_params, self.dimension) if self.skewed else params
+        made = with_shape(params, self.num_normal_params, self.dimension) if self.skewed else params
+        return jax.device_put(made)
 
     @property
     def num_joint_params(self) -> int:
@@ -156,7 +157,7 @@ class JointNormal(Joint):
         return skewed_draw(self, x) if self.skewed else x
 
     def joint_log_prob(self, x):
-        return skewed_log_prob(self, x) if self.skewed else self.normal_log_prob(x)
+        return skewed_log_prob(self, jnp.asarray(x)) if self.skewed else self.normal_log_prob(x)
 
     def joint_entropy(self):
         return skewed_entropy(self) if self.skewed else self.normal_entropy()

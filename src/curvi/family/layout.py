@@ -81,11 +81,6 @@ class Layout:
             out[slot.latent.name] = slice(begin, begin + slot.count * k)
         return out
 
-    def location_scale(self, name: str) -> np.ndarray:
-        """The positions of locations and scales of one latent (elements, 2)."""
-        places = np.r_[self.parameter_slices()[name]]
-        return places.reshape(-1, self.factors_by_name()[name].num_params)[:, :2]
-
     @property
     def num_params(self) -> int:
         return sum(factor.num_params * n for factor, n in self.groups)

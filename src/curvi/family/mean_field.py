@@ -19,10 +19,11 @@ from curvi.curvature.blocks import BlockDiagonal, join, split
 from curvi.family.base import Family
 from curvi.family.centering import Centering, recentered_columns, with_amounts, with_centering
 from curvi.family.continuous import Normal
-from curvi.family.discrete_values import every_value
+from curvi.family.discrete_values import every_value, num_rare_draws, uniform_share
 from curvi.family.factor import Factor
 from curvi.family.layout import Layout, lay_out
 from curvi.family.normal_path import NormalPath
+from curvi.family.parts import location_scale, with_parts
 from curvi.family.path import DirectPath, Path
 from curvi.family.shapes import NORMAL, check_marginals
 from curvi.family.skewed_factor import SinhArcsinh, with_shape
@@ -61,16 +62,14 @@ class MeanField(Family[Draw]):
         if check_marginals(marginals) != NORMAL:
             given = {la.name: SinhArcsinh() for la in target.latents if not la.discrete} | given
         self.layout, params = lay_out(target, given)
-        self.centering = None
-        self.params = jax.device_put(params)
+        self.params, self.centering = jax.device_put(params), None
 
     @classmethod
     def assemble(cls, params: Float[Array, " P"], layout: Layout) -> "MeanField":
         """The q with these parameters and this layout."""
         made = object.__new__(cls)
-        object.__setattr__(made, "params", params)
-        object.__setattr__(made, "layout", layout)
-        object.__setattr__(made, "centering", None)
+        for name, value in (("params", params), ("layout", layout), ("centering", None)):
+            object.__setattr__(made, name, value)
         return made
 
     @property
@@ -79,14 +78,14 @@ class MeanField(Family[Draw]):
         return any(isinstance(factor, SinhArcsinh) for factor in self.layout.factors)
 
     def with_skew(self) -> "MeanField":
-        """The same q with skewed factors in the place of normal ones, of shapes that are normal yet."""
+        """The same q with skewed factors in the place of normal ones."""
         factors, params = zip(*(with_shape(f, p) for f, p in self._with_params()))
         made = MeanField.assemble(join(params), dataclasses.replace(self.layout, factors=factors))
         return with_centering(made, self.centering)
 
     def recentered(self, amounts: Float[np.ndarray, " E"]) -> "MeanField":
         assert self.centering is not None
-        at, scale_at = np.concatenate([self.layout.location_scale(name) for name in self.centering.names]).T
+        at, scale_at = np.concatenate([location_scale(self.layout, name) for name in self.centering.names]).T
         params = np.array(self.params)
         params[at], log_factor = recentered_columns(self, amounts)
         params[scale_at] += log_factor
@@ -120,10 +119,8 @@ class MeanField(Family[Draw]):
         return list(zip(self.layout.factors, self.group_params()))
 
     def move(self, whitened_step):
-        """q moved along a straight line in the natural parameters of each factor where that is valid.
-
-        A unit natural-gradient step then ends at the best factor given the others, if that lies in the family.
-        Where there are no natural parameters, or the line leaves the family, it is straight in the factor's parameters.
+        """q moved along straight lines in natural parameters where that is valid (`Factor.moved`): a unit
+        natural-gradient step ends at the best factor given the others, if that lies in the family.
         """
         direction = self.split(self.fisher().factorise().solve_transpose(whitened_step))
         return self.replace(join([f.moved(p, along) for (f, p), along in zip(self._with_params(), direction)]))
@@ -188,10 +185,7 @@ class MeanField(Family[Draw]):
 
     def entropy_hessian(self) -> BlockDiagonal:
         """hess_Gamma H(q), block diagonal (paper, equation 12)."""
-
-        def block(factor):
-            return jax.vmap(jax.hessian(lambda p: factor.entropy(p[None])[0]))
-
+        block = lambda f: jax.vmap(jax.hessian(lambda p: f.entropy(p[None])[0]))  # noqa: E731
         return BlockDiagonal(tuple(block(f)(p) for f, p in self._with_params()))
 
     def fisher(self) -> BlockDiagonal:
@@ -246,8 +240,7 @@ class MeanField(Family[Draw]):
 
     @property
     def latents_without_kl(self) -> tuple[str, ...]:
-        factors = self.layout.factors_by_name()
-        return tuple(name for name in self.latents_without_path if not factors[name].has_kl)
+        return tuple(n for n in self.latents_without_path if not self.layout.factors_by_name()[n].has_kl)
 
     # -- structure ----------------------------------------------------------------------------------------------------
 
@@ -260,16 +253,12 @@ class MeanField(Family[Draw]):
         return np.concatenate(owner)
 
     def flattened(self) -> "MeanField":
-        share = self._uniform_share()
+        share = uniform_share(self.layout)
         return self.replace(join([f.flattened(p, share) for f, p in self._with_params()]))
 
     @property
     def num_rare_draws(self) -> int:
-        most = max((len(factor.values) for factor in self.layout.factors if factor.values is not None), default=0)
-        return int(np.ceil(most / self._uniform_share()))
-
-    def _uniform_share(self) -> float:
-        return 1 / max(2, sum(count for factor, count in self.layout.groups if factor.values is not None))
+        return num_rare_draws(self.layout)
 
     def every_value(self, x: Draw) -> tuple[Draw, np.ndarray] | None:
         return every_value(self.layout, x)
@@ -283,14 +272,11 @@ class MeanField(Family[Draw]):
 
     def part(self, names: Iterable[str]) -> "MeanField":
         layout = self.layout.subset(set(names))
-        blank = MeanField.assemble(jnp.zeros(layout.num_params, self.params.dtype), layout)
-        return blank.with_parts({latent.name: self.params_of(latent.name) for latent in layout.latents})
+        params = with_parts(layout, {latent.name: self.params_of(latent.name) for latent in layout.latents})
+        return MeanField.assemble(params.astype(self.params.dtype), layout)
 
     def with_parts(self, params: dict[str, np.ndarray]) -> "MeanField":
-        whole, places = np.array(self.params), self.layout.parameter_slices()
-        for name, values in params.items():
-            whole[places[name]] = values
-        return self.replace(jnp.asarray(whole))
+        return self.replace(with_parts(self.layout, params, np.array(self.params)))
 
     def parameter_slices(self) -> dict[str, slice]:
         return self.layout.parameter_slices()

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from curvi.family.path import HostPath
+from curvi.family.path import HostPath, HostRootLike
 from curvi.family.sinh_arcsinh_host import HostShape
 
 _LARGEST_COUPLED = 200  # coordinates up to which the shapes of different coordinates share a metric
@@ -18,30 +18,20 @@ _LARGEST_COUPLED = 200  # coordinates up to which the shapes of different coordi
 class SkewedRoot:
     """The root of the metric: that of the normal, and of the shapes."""
 
-    def __init__(self, path: "SkewedPath", params: np.ndarray):
-        self.first, self.normal = path.first, path.normal.root(path._normal(params))
-        self.size = path.size
-        if path.coupled:
-            lower = np.linalg.cholesky(path.information(params))
-            self.lower, self.blocks = np.linalg.inv(lower), None
-        else:
-            self.lower, self.blocks = None, np.linalg.inv(np.linalg.cholesky(path.own_information(params)))
+    def __init__(self, first: int, normal: HostRootLike, blocks: np.ndarray):
+        self.first, self.normal = first, normal
+        # Of all coordinates together (1, 2 n, 2 n), or of each (n, 2, 2).
+        self.inverse = np.linalg.inv(np.linalg.cholesky(blocks))
+
+    def _shapes(self, product: str, v: np.ndarray) -> np.ndarray:
+        blocks = len(self.inverse)
+        return np.einsum(product, self.inverse, v[self.first :].reshape(-1, blocks)).ravel()
 
     def solve(self, v: np.ndarray) -> np.ndarray:
-        shape = v[self.first :]
-        if self.blocks is None:
-            shape = self.lower @ shape
-        else:
-            shape = np.einsum("nab,bn->an", self.blocks, shape.reshape(2, self.size)).ravel()
-        return np.concatenate([self.normal.solve(v[: self.first]), shape])
+        return np.concatenate([self.normal.solve(v[: self.first]), self._shapes("nab,bn->an", v)])
 
     def solve_transpose(self, v: np.ndarray) -> np.ndarray:
-        shape = v[self.first :]
-        if self.blocks is None:
-            shape = self.lower.T @ shape
-        else:
-            shape = np.einsum("nba,bn->an", self.blocks, shape.reshape(2, self.size)).ravel()
-        return np.concatenate([self.normal.solve_transpose(v[: self.first]), shape])
+        return np.concatenate([self.normal.solve_transpose(v[: self.first]), self._shapes("nba,bn->an", v)])
 
 
 class SkewedPath(HostPath):
@@ -139,7 +129,10 @@ class SkewedPath(HostPath):
         return self.shape(params).own_information((self.sds(params) / conditional) ** 2)
 
     def root(self, params):
-        return SkewedRoot(self, params)
+        normal = self.normal.root(self._normal(params))
+        assert normal is not None
+        blocks = self.information(params)[None] if self.coupled else self.own_information(params)
+        return SkewedRoot(self.first, normal, blocks)
 
     def sds(self, params):
         return self.normal.sds(self._normal(params))

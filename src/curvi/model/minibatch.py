@@ -91,6 +91,15 @@ class MinibatchTarget(AbstractTarget):
     def streamed(self) -> bool:
         return isinstance(self.data, Rows)
 
+    def on_first_rows(self) -> "MinibatchTarget":
+        """The same model with a few thousand of its rows alone, as arrays."""
+        found = next(self.rows().chunks()).columns
+        data = self.as_rows({name: jnp.asarray(column[:LEAST_BLOCK]) for name, column in found.items()})
+        size = min(self.batch_size, _count_rows(data))
+        supports = {latent.name: latent.support for latent in self.latents}
+        own = self.init, supports, self.order
+        return MinibatchTarget(self.prior, self.likelihood_row, data, size, *own, outputs=self.outputs)
+
     def rows(self) -> Rows:
         """The data as `Rows`, whose columns are the leaves of the pytree where it is one."""
         if isinstance(self.data, Rows):

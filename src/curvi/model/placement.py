@@ -6,6 +6,7 @@ at once (`jax.jit` with `NamedSharding`); what lies spread is computed where it 
 
 import dataclasses
 import math
+import zlib
 from typing import Any
 
 import equinox as eqx
@@ -74,20 +75,36 @@ class Placement:
         """Whether an array lies on the devices of the mesh; ValueError if it lies spread over others."""
         if not isinstance(array, jax.Array):
             return False
-        if array.sharding.device_set == set(self.mesh.devices.flat) and isinstance(array.sharding, NamedSharding):
+        sharding = array.sharding
+        if isinstance(sharding, NamedSharding) and list(sharding.mesh.devices.flat) == list(self.mesh.devices.flat):
             return True
         if len(array.sharding.device_set) > 1:
             raise ValueError(
                 f"an array of shape {array.shape} lies on {len(array.sharding.device_set)} devices that are not the "
-                f"{self.mesh.size} of mesh; place it on these, with NamedSharding(mesh, ...), or give a numpy array"
+                f"{self.mesh.size} of mesh in their order; place it with NamedSharding(mesh, ...), or give numpy's"
             )
         return False
 
-    def least(self, number: int) -> int:
-        """The smallest of a number that each process has its own of."""
+    def of_all(self, number: int) -> list[int]:
+        """A number that each process has its own of, in their order."""
         if jax.process_count() == 1:
-            return number
-        return int(np.min(multihost_utils.process_allgather(np.asarray(number))))
+            return [number]
+        return np.asarray(multihost_utils.process_allgather(np.asarray(number))).tolist()
+
+    def check_same(self, tree: Any) -> None:
+        """Raise ValueError where the arrays of a tree that processes have of their own differ between them."""
+        if jax.process_count() == 1:
+            return
+        own = [leaf for leaf in jax.tree.leaves(tree) if eqx.is_array(leaf) and not self.holds(leaf)]
+        code = 0
+        for leaf in own:
+            code = zlib.crc32(np.ascontiguousarray(leaf).tobytes(), zlib.crc32(repr(leaf.shape).encode(), code))
+        if len(set(self.of_all(code))) > 1:
+            raise ValueError(
+                "the arrays of this target differ between processes: an array that is not spread must be the same in "
+                "all of them. Where each has rows of its own, give curvi.Rows, or global arrays made by "
+                "jax.make_array_from_process_local_data(NamedSharding(mesh, PartitionSpec('rows')), own_rows)"
+            )
 
     def __str__(self) -> str:
         kinds = sorted({device.device_kind for device in self.mesh.devices.flat})

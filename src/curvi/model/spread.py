@@ -7,7 +7,6 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Bool
 
@@ -27,6 +26,7 @@ def place(target: AbstractTarget, placement: Placement) -> AbstractTarget:
     """
     if target.black_box or (target.streamed and ROWS not in placement.mesh.axis_names):
         return target  # for the method to refuse
+    placement.check_same(target)
     if ROWS in placement.mesh.axis_names:
         if isinstance(target, MinibatchTarget):
             target = SpreadRows.of(target, placement)
@@ -165,9 +165,7 @@ def own_rows(rows: Rows, placement: Placement) -> tuple[dict[str, jax.Array], ja
             f"every process reads its own Rows, so that the axis rows of mesh must have {jax.process_count()} equal "
             "parts, one with the devices of each; order the devices of mesh by process along that axis"
         )
-    numbers = [rows.num_rows]
-    if jax.process_count() > 1:
-        numbers = np.asarray(multihost_utils.process_allgather(np.asarray(rows.num_rows))).tolist()
+    numbers = placement.of_all(rows.num_rows)
     most = -(-max(numbers) // len(places)) * len(places)
     columns, _ = rows.take(np.arange(rows.num_rows))
     whole = most * jax.process_count()

@@ -47,4 +47,11 @@ def convert(function, *examples):
     # every use, with global arrays as constants.
     traced: Any = eqx.filter_closure_convert(lambda *args: function(*args), *examples)
     # numpy arrays stay on the host when they are captured: put them on the device once.
-    return eqx.tree_at(lambda t: t.consts, traced, [jax.device_put(const) for const in traced.consts])
+    return eqx.tree_at(
+        lambda t: t.consts, traced, [const if _spread(const) else jax.device_put(const) for const in traced.consts]
+    )
+
+
+def _spread(const) -> bool:
+    """Whether an array lies spread over several processes."""
+    return isinstance(const, jax.Array) and not const.is_fully_addressable

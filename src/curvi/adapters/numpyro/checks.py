@@ -61,7 +61,11 @@ def _contains(constraint, value) -> bool:
     if constraint is None or constraints.is_dependent(constraint) or is_traced((constraint, value)):
         return True
     # The value of a `factor` site is empty.
-    return np.size(value) == 0 or bool(np.all(supports_of.elementwise(constraint)(np.asarray(value))))
+    # Of an array that lies spread over processes, each looks at its own rows.
+    spread = isinstance(value, jax.Array) and not value.is_fully_addressable
+    parts = [shard.data for shard in value.addressable_shards] if spread else [value]
+    allowed = supports_of.elementwise(constraint)
+    return all(np.size(part) == 0 or bool(np.all(allowed(np.asarray(part)))) for part in parts)
 
 
 def is_traced(tree) -> bool:

@@ -27,11 +27,12 @@ def numpyro_origin(model, args, kwargs, latents, observed, plates) -> Origin:
     latents
         Names of its latent sites.
     observed
-        Observations by name; those of `factor` sites are empty, and left out.
+        Observations by name; those of `factor` sites are empty, and left out like those spread over processes.
     plates
         For each plate, the axis of each latent inside.
     """
-    data = {name: np.asarray(value) for name, value in observed.items() if np.size(value)}
+    here = lambda value: not isinstance(value, jax.Array) or value.is_fully_addressable  # noqa: E731
+    data = {name: np.asarray(value) for name, value in observed.items() if np.size(value) and here(value)}
 
     def predict(key, draws):
         values = {name: draws[name] for name in latents}

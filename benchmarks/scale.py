@@ -150,8 +150,8 @@ def fits(model: str, size: int):
 
     target = MODELS[model](size)
     cold, cold_seconds = timed_fit(target, 0, family="mean_field")
-    found, seconds = timed_fit(target, 1, family="mean_field") if cold_seconds < 60 else (cold, cold_seconds)
-    more = {"cold_seconds": cold_seconds}
+    found, seconds = timed_fit(target, 1, family="mean_field") if cold_seconds < 150 else (cold, cold_seconds)
+    more = {"cold_seconds": cold_seconds, "warm": found is not cold}
     if model == "counts":
         many = StreamedNewton(first_draws=256, fresh_draws=8192)
         reference, _ = timed_fit(target, 2, family=found.q, method=many, tolerance=1e-5 * size)

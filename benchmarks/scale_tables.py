@@ -71,7 +71,7 @@ def _fits(found) -> list[str]:
         cells.append(
             [short(line["device"]), line["problem"], f"{size:,}", f"{line['cold_seconds']:.1f}"]
             + [
-                f"{line['seconds']:.2f}",
+                f"{line['seconds']:.2f}" if line.get("warm", line["seconds"] < line["cold_seconds"]) else "not run",
                 line["outcome"],
                 f"{line['nats_per_latent']:.1e}",
                 f"{line['largest_step']:.2f}",

@@ -1,22 +1,21 @@
 """The entry point: `fit` runs a method on a target until the remaining gain is certified to be small."""
 
-import dataclasses
 import os
 from collections.abc import Mapping
 from pathlib import Path
 
 import equinox as eqx
-import jax
 import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import PRNGKeyArray
 
 from curvi.certify.gain import default_tolerance
 from curvi.family import FAMILIES, Family
+from curvi.methods.arguments import check_arguments
 from curvi.methods.base import Method, Problem
 from curvi.methods.centering import first_centering
 from curvi.methods.defaults import default_method
-from curvi.methods.first_family import asked_for, check_family, first_q, names_of, skewed_from_start
+from curvi.methods.first_family import asked_for, first_q, names_of, rebound_to, skewed_from_start
 from curvi.model.latents import num_elements
 from curvi.model.memory import default_budget
 from curvi.model.minibatch import MinibatchTarget, check_scale
@@ -25,7 +24,7 @@ from curvi.model.rows.source import RowsError
 from curvi.model.spread import place
 from curvi.model.target import AbstractTarget
 from curvi.outcome import Outcome
-from curvi.record.checkpoint import Checkpoint, check_key, check_mesh, same_key
+from curvi.record.checkpoint import check_mesh, same_key
 from curvi.record.clock import Clock
 from curvi.record.keeper import CheckpointError, Keeper, checked_path
 from curvi.record.progress import open_progress
@@ -64,8 +63,8 @@ def fit(
     family
         "auto", the default, begins with a mean field and goes on with the cheapest family whose predicted gain is
         within 0.2 nats of the best, where that is more than 0.05 nats (`fit.families` says why). Or "mean_field",
-        "full_rank", "bordered"; or an instance, which also says where to start and is never replaced:
-        `MeanField(target)`, `Bordered(target, blocks)`, or the q of another fit.
+        "bordered", "banded", "low_rank", "full_rank"; or an instance, which also says where to start and is never
+        replaced: `Bordered(target, blocks)`, or the q of another fit.
     centering
         How far q's coordinates of latents a ~ Normal(loc, tau), loc or tau latent, are centred: from lambda = 1, a
         itself, to 0, (a - loc) / tau. "learn" is the default unless `family` is an instance; "off" leaves the model as
@@ -128,7 +127,7 @@ def fit(
         key, family, method, num_starts = _resumed(
             target, start, key, (family, centering, marginals), method, num_starts
         )
-    _check_input(target, key, family, method, num_steps, tolerance, num_starts, max_seconds, max_evaluations, memory)
+    check_arguments(target, key, family, method, num_steps, tolerance, num_starts, max_seconds, max_evaluations, memory)
     assert key is not None
     target = target if placement is None else place(target, placement)
     if memory is None and start is not None and start.plan is not None:
@@ -171,7 +170,7 @@ def fit(
             run = Run.begin(method, problem, key, clock, display)
             run.counts = run.counts.plus(log_density=checks)
         else:
-            run = Run.resume(method, problem, _rebound(start.checkpoint, target), clock, display)
+            run = Run.resume(method, problem, rebound_to(target, start.checkpoint), clock, display)
         if kept_at is not None and writes:
             write = lambda: _as_fit(run, Outcome.INTERRUPTED, tolerance, reason).save(kept_at)  # noqa: E731
             run.keeper = Keeper(kept_at, checkpoint_seconds, write)
@@ -253,27 +252,3 @@ def _resumed(target, start, key, given, method, num_starts) -> tuple:
             "To go on with another one, pass family=start.q instead of start"
         )
     return start.checkpoint.key, start.q.onto(target), method or start.method, start.checkpoint.num_starts
-
-
-def _rebound(checkpoint: Checkpoint | None, target: AbstractTarget) -> Checkpoint:
-    """The checkpoint with every q in its state over this target, which may be a new object."""
-    assert checkpoint is not None
-    rebind = lambda node: node.rebound_to(target) if isinstance(node, Family) else node  # noqa: E731
-    state = jax.tree.map(rebind, checkpoint.state, is_leaf=lambda node: isinstance(node, Family))
-    return dataclasses.replace(checkpoint, state=state)
-
-
-def _check_input(target, key, family, method, num_steps, tolerance, num_starts, max_seconds, max_evaluations, memory):
-    check_key(key)
-    check_family(family, target)
-    if method is not None and not isinstance(method, Method):
-        raise ValueError(f"method must be one of curvi.methods, as an instance; got {method!r}")
-    counted = {"num_steps": num_steps, "max_evaluations": max_evaluations, "num_starts": num_starts, "memory": memory}
-    for name, number in counted.items():
-        if number is not None and (not isinstance(number, int) or isinstance(number, bool) or number < 1):
-            what = "integer" if name == "num_starts" else "integer or None"
-            raise ValueError(f"{name} must be a positive {what}; got {number!r}")
-    if tolerance is not None and not (isinstance(tolerance, int | float) and tolerance > 0):
-        raise ValueError(f"tolerance must be a positive number of nats or None; got {tolerance!r}")
-    if max_seconds is not None and not (isinstance(max_seconds, int | float) and max_seconds > 0):
-        raise ValueError(f"max_seconds must be a positive number of seconds or None; got {max_seconds!r}")

@@ -1,10 +1,15 @@
 """The family that a fit is asked for, and the q that it begins with."""
 
+import dataclasses
+
+import jax
+
 from curvi.family import FAMILIES, Family, LowRank, MeanField
 from curvi.family.path import HostPath
 from curvi.family.shapes import SKEWED, check_marginals, has_skew, is_skewed_name, normal_name, skewed_name
 from curvi.methods.rungs import MEAN_FIELD, RUNGS
 from curvi.model.target import AbstractTarget
+from curvi.record.checkpoint import Checkpoint
 
 AUTO = "auto"
 _ON_THE_WAY = {one.name for one in RUNGS}  # what a mean field may become
@@ -74,3 +79,11 @@ def first_q(target: AbstractTarget, families: tuple[str, ...]) -> Family:
         return q
     asked = FAMILIES[name](target)
     return q if q.reparameterised and name in _ON_THE_WAY else asked
+
+
+def rebound_to(target: AbstractTarget, checkpoint: Checkpoint | None) -> Checkpoint:
+    """The checkpoint of a fit that is resumed, every q in its state over this target, which may be a new object."""
+    assert checkpoint is not None
+    rebind = lambda node: node.rebound_to(target) if isinstance(node, Family) else node  # noqa: E731
+    state = jax.tree.map(rebind, checkpoint.state, is_leaf=lambda node: isinstance(node, Family))
+    return dataclasses.replace(checkpoint, state=state)

@@ -76,7 +76,8 @@ class Placement:
         if not isinstance(array, jax.Array):
             return False
         sharding = array.sharding
-        if isinstance(sharding, NamedSharding) and list(sharding.mesh.devices.flat) == list(self.mesh.devices.flat):
+        devices = sharding.mesh.devices if isinstance(sharding, NamedSharding) else None
+        if devices is not None and list(devices.flat) == list(self.mesh.devices.flat):
             return True
         if len(array.sharding.device_set) > 1:
             raise ValueError(

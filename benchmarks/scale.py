@@ -91,7 +91,7 @@ def one(out: Path, kind: str, *words: str) -> None:
     jnp.zeros(3).block_until_ready()
     imports = _host_bytes()
     for name, setting, measured in lines_of:
-        lines.append(out, name, kind, setting, 0, **measured, host_bytes=_host_bytes(), import_bytes=imports)
+        lines.append(out, name, kind, setting, 0, **({"host_bytes": _host_bytes(), "import_bytes": imports} | measured))
         print(name, json.dumps({**setting, **measured}, default=float), flush=True)
 
 
@@ -127,6 +127,7 @@ def measured_of(fit, seconds: float) -> dict:
         "device_bytes": device_bytes_in_use(),
         "planned_bytes": fit.plan.num_bytes,
         "draws_at_once": fit.plan.draws_at_once,
+        "host_bytes": _host_bytes(),
     }
 
 
@@ -151,7 +152,7 @@ def fits(model: str, size: int):
     target = MODELS[model](size)
     cold, cold_seconds = timed_fit(target, 0, family="mean_field")
     found, seconds = timed_fit(target, 1, family="mean_field") if cold_seconds < 150 else (cold, cold_seconds)
-    more = {"cold_seconds": cold_seconds, "warm": found is not cold}
+    more = measured_of(found, seconds) | {"cold_seconds": cold_seconds, "warm": found is not cold}
     if model == "counts":
         many = StreamedNewton(first_draws=256, fresh_draws=8192)
         reference, _ = timed_fit(target, 2, family=found.q, method=many, tolerance=1e-5 * size)
@@ -159,7 +160,7 @@ def fits(model: str, size: int):
         off = {name: float(abs(mean[name] - reference.mean()[name]) / sd[name]) for name in ("mu", "tau")}
         more |= {"off_sds": off, "reference_draws": int(reference.history.num_draws.max())}
         more |= {"reference_outcome": reference.outcome.name, "sd": {name: float(np.asarray(sd[name])) for name in off}}
-    yield model, {"latents": size, "dtype": "float32"}, measured_of(found, seconds) | more
+    yield model, {"latents": size, "dtype": "float32"}, more
 
 
 def schemes(name: str, size: int):

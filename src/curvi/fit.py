@@ -109,9 +109,8 @@ def fit(
     BlackBoxError, RowsError (rows changed) or CheckpointError (not written) with the `fit` so far.
     """
     if not isinstance(target, AbstractTarget):
-        raise ValueError(
-            f"target must be a curvi Target, MinibatchTarget or from_numpyro(model, ...); got {type(target).__name__}"
-        )
+        what = "a curvi Target, MinibatchTarget or from_numpyro(model, ...)"
+        raise ValueError(f"target must be {what}; got {type(target).__name__}")
     placement = None if mesh is None else Placement.on(mesh)
     writes = only_writer() or placement is None
     kept_at = None if checkpoint is None else checked_path(checkpoint, checkpoint_seconds)
@@ -119,14 +118,11 @@ def fit(
         path = Path(start)
         start = _opened(path, target, kept_at, key)
         if placement is not None and len(set(placement.of_all(start is not None))) > 1:
-            raise ValueError(
-                f"start: some processes see {path} and others do not; put it on a disk that all of them share"
-            )
+            raise ValueError(f"start: some processes see {path}, others do not; put it on a disk that all share")
     if start is not None:
         check_mesh(getattr(start, "checkpoint", None), () if placement is None else placement.shape)
-        key, family, method, num_starts = _resumed(
-            target, start, key, (family, centering, marginals), method, num_starts
-        )
+        given = family, centering, marginals
+        key, family, method, num_starts = _resumed(target, start, key, given, method, num_starts)
     check_arguments(target, key, family, method, num_steps, tolerance, num_starts, max_seconds, max_evaluations, memory)
     assert key is not None
     target = target if placement is None else place(target, placement)

@@ -97,7 +97,7 @@ class ChainPath(HostPath):
         xp = np if isinstance(params, np.ndarray) else jnp
         order, size = self.order, self.size
         mean, scale = params[order], xp.exp(params[size : 2 * size][order])
-        return Regressions(mean, scale, *self.coefficients(params))  # pyright: ignore[reportArgumentType]
+        return Regressions(mean, scale, *self.coefficients(params))  # pyright: ignore
 
     def moments(self, params: np.ndarray) -> ChainMoments:
         """Those of the last parameters are kept, since every part of an evaluation asks for them."""

@@ -186,7 +186,7 @@ def _correct(work: Work, objective: Objective, state: RowsState, budget: Budget)
         growing, news = _step(inner, objective, state.growing, budget, offset)
     finally:
         objective.difference = None
-    return corrected(state, growing, news, offset), news
+    return corrected(state, growing, news, offset)
 
 
 def _step(inner: Problem, objective: Objective, growing: GrowingState, budget: Budget, offset: float):

@@ -1,9 +1,9 @@
 """Corrections on all rows stay inside a trust region that their own gains have earned.
 
 The Hessian of a sample is wrong where few of its rows tell of a latent, such as the effect of a rare group, so that
-Newton's step may gain little of what it promises, or lose. What the draws of the passes tell of the Hessian of the
-difference is added to it: its diagonal, and the rest as far as the span of their moves. A climb on the sample, which
-mends such a step where all rows are in memory, would lead back to the optimum of the sample.
+Newton's step may gain little of what it promises, or lose. The curvature of each latent that the draws of the passes
+find beyond that of the sample is added to it. A climb on the sample, which mends such a step where all rows are in
+memory, would lead back to the optimum of the sample.
 """
 
 import dataclasses
@@ -12,7 +12,6 @@ import numpy as np
 
 from curvi.estimate.fixed_draws.local import Difference
 from curvi.estimate.fixed_draws.objective import Objective
-from curvi.estimate.rows.passes import found_hessian
 from curvi.family.path import ExpandablePath
 from curvi.methods.base import News
 from curvi.methods.growing_draws.corrections import fresh_model
@@ -20,11 +19,14 @@ from curvi.methods.growing_draws.rounds import under_way
 from curvi.methods.growing_draws.state import GrowingState
 from curvi.methods.growing_rows.state import RowsState
 from curvi.methods.problem import Problem
+from curvi.outcome import Outcome
+from curvi.record.history import Row
 
 _POOR = 0.25  # of the predicted gain: a step that gains less was too long
 _SHORTER, _MUCH_SHORTER = 1 / 4, 1 / 16  # where it gained too little, and where it lost
 _SHORTEST = 0.05  # nats: below that a step that does not gain as predicted is a matter of draws, not of length
 _NUM_ERRORS = 4
+_MOST_HERE = 8  # passes at one q whose noise hides what is left to gain
 
 
 def difference(objective: Objective, state: RowsState) -> Difference:
@@ -34,9 +36,8 @@ def difference(objective: Objective, state: RowsState) -> Difference:
         return found
     moves, bends = state.moves, state.bends
     diagonal = np.sum(moves * bends, 0) / np.maximum(np.sum(moves**2, 0), np.finfo(float).tiny)
-    factor = path.scale_matrix(state.growing.params)
-    rest = found_hessian(moves, bends - moves * diagonal, factor)
-    return dataclasses.replace(found, hessian=np.diag(diagonal) + rest)
+    # Curvature is added and never taken away: the sum stays definite.
+    return dataclasses.replace(found, hessian=np.diag(np.minimum(diagonal, 0.0)))
 
 
 def tempered(inner: Problem, objective: Objective, state: RowsState, tolerance: float) -> RowsState:
@@ -56,9 +57,17 @@ def tempered(inner: Problem, objective: Objective, state: RowsState, tolerance: 
     return state.but(growing=state.growing.but(radius=min(radius, growing.radius)))
 
 
-def corrected(state: RowsState, growing: GrowingState, news: News, offset: float) -> RowsState:
-    """The state after a correction that ended with this state on the sample, and its news."""
-    before, row = state.growing, news.rows[-1] if news.rows else None
+def corrected(state: RowsState, growing: GrowingState, news: News, offset: float) -> tuple[RowsState, News]:
+    """The state after a correction that ended with this state on the sample, and what is new."""
+    if state.known and news.outcome is Outcome.NOISE_LIMIT and state.num_here < _MOST_HERE:
+        # Another pass at this q has other draws, and both are averaged.
+        again = state.growing.but(index=state.growing.index + 1)
+        return state.but(growing=again), dataclasses.replace(news, gain=None, outcome=None)
+    return _corrected(state, growing, news.rows[-1] if news.rows else None, offset), news
+
+
+def _corrected(state: RowsState, growing: GrowingState, row: Row | None, offset: float) -> RowsState:
+    before = state.growing
     if not state.known or before.params.shape != growing.params.shape or before.kicked != growing.kicked:
         return state.but(growing=growing)
     if growing.stage == "climb":

@@ -141,7 +141,7 @@ def fit(
     asked = asked_for(families)
     if asked is not None and not method.widens and start is None:
         q = FAMILIES[asked](target)
-    q = skewed_from_start(q, families, method) if start is None else q
+    q = skewed_from_start(target, q, families, method) if start is None else q
     learns, clock = False, Clock() if start is None else Clock(start.seconds)
     with clock:
         if start is None:

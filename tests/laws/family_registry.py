@@ -193,7 +193,7 @@ class Row:
     dimension, quadrature is exact enough for its ELBO; `values` counts those of each discrete latent, in the order of
     the draw. The family contains the normal density with precision `gaussian`, at which a `unit_step` ends, if it has
     one, and which is `best`; `rotates` says whether it is the same in rotated coordinates. The metric of steps is the
-    Fisher information, or at least this share of it.
+    Fisher information, or at least this share of it. `slow` rows are not among the fast tests.
     """
 
     family: Callable[[Target], Family]
@@ -206,6 +206,7 @@ class Row:
     best: Callable[[], Family] | None = None
     rotates: bool = False
     metric: float | None = None
+    slow: bool = False
 
     def q(self) -> Family:
         """A q away from its start."""
@@ -310,13 +311,15 @@ FAMILIES = {
     "banded, centred": Row(lambda t: with_lambdas(Banded(t), t), centred, num_nodes=9),
     "banded, discrete": Row(Banded, mixed, num_nodes=16, values=(2, 3)),
     "bordered, discrete": Row(_pairs, mixed, num_nodes=16, values=(2, 3)),
-    "mean field, skewed": Row(_skewed(MeanField), skewed, num_nodes=32),
+    "mean field, skewed": Row(_skewed(MeanField), skewed, num_nodes=32, slow=True),
     "full rank, skewed": Row(_skewed(FullRank), skewed, num_nodes=32, metric=1 / 6),
     "full rank, skewed, centred": Row(
-        lambda t: with_lambdas(_skewed(FullRank)(t), t), centred, num_nodes=9, metric=1 / 6
+        lambda t: with_lambdas(_skewed(FullRank)(t), t), centred, num_nodes=9, metric=1 / 6, slow=True
     ),
-    "full rank, skewed, discrete": Row(_skewed(FullRank), lambda: mixed(size=1), num_nodes=24, values=(2, 3)),
-    "bordered, skewed": Row(_skewed(_in_blocks), grouped, metric=1 / 6),
-    "low rank, skewed": Row(_skewed(_one), lambda: skewed(size=3), num_nodes=9, metric=1 / 6),
-    "banded, skewed": Row(_skewed(Banded), skewed, num_nodes=32, metric=1 / 6),
+    "full rank, skewed, discrete": Row(
+        _skewed(FullRank), lambda: mixed(size=1), num_nodes=24, values=(2, 3), slow=True
+    ),
+    "bordered, skewed": Row(_skewed(_in_blocks), grouped, metric=1 / 6, slow=True),
+    "low rank, skewed": Row(_skewed(_one), lambda: skewed(size=3), num_nodes=9, metric=1 / 6, slow=True),
+    "banded, skewed": Row(_skewed(Banded), skewed, num_nodes=32, metric=1 / 6, slow=True),
 }

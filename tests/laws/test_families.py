@@ -16,7 +16,9 @@ from curvi.record.plain import from_plain, to_plain
 
 
 def rows(holds=lambda row: True):
-    return pytest.mark.parametrize("name", [name for name, row in FAMILIES.items() if holds(row)])
+    names = {name: row for name, row in FAMILIES.items() if holds(row)}
+    slow = {name: [pytest.mark.slow] if row.slow else [] for name, row in names.items()}
+    return pytest.mark.parametrize("name", [pytest.param(name, marks=slow[name]) for name in names])
 
 
 every = rows()

@@ -20,7 +20,7 @@ _LOG_2PI = float(np.log(2 * np.pi))
 def not_normal(q: Family) -> tuple[str, ...]:
     """The names of latents whose coordinates are not normal under q, so that a covariance does not describe them."""
     if isinstance(q.path, HostPath):
-        return ()
+        return () if q.path.gaussian else tuple(latent.name for latent in q.latents)
     layout = getattr(q, "layout", None)
     factors = {} if layout is None else layout.factors_by_name()
     return tuple(latent.name for latent in q.latents if not isinstance(factors.get(latent.name), Normal))
@@ -41,7 +41,7 @@ class NormalWithCovariance(Family):
         if names := not_normal(q):
             raise ValueError(
                 f"draws with the covariance of linear response need normal factors; those of {', '.join(names)} are "
-                'not Normal: use kind="q", or fit with Normal factors'
+                'not Normal: use kind="q", or fit with normal marginals'
             )
         self.q = q
         self.params = jnp.asarray(_flat(q.from_normal(jnp.zeros(q.noise_size, q.params.dtype))))

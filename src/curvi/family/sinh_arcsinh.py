@@ -14,6 +14,7 @@ All functions take numpy or JAX arrays, one entry per coordinate in their last a
 
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -37,11 +38,9 @@ class SinhArcsinh(NamedTuple):
     @classmethod
     def of(cls, skew, tail) -> "SinhArcsinh":
         """The transformations with these unbounded parameters."""
-        xp, nodes, weights = _with(skew)
+        xp = _xp(skew)
         skew, tail = MOST_SKEW * xp.tanh(skew / MOST_SKEW), MOST_TAIL * xp.tanh(tail / MOST_TAIL)
-        made = xp.sinh((xp.arcsinh(nodes)[:, None] + skew) * xp.exp(-tail))
-        centre = weights @ made
-        return cls(skew, tail, centre, xp.sqrt(weights @ (made - centre) ** 2))
+        return cls(skew, tail, *(_moments(skew, tail) if xp is np else _traced_moments(skew, tail)))
 
     def forward(self, u):
         """T(u)."""
@@ -65,6 +64,33 @@ class SinhArcsinh(NamedTuple):
     def _inner(self, u):
         xp = _xp(u)
         return (xp.arcsinh(u) + self.skew) * xp.exp(-self.log_tail)
+
+
+def _moments(skew, log_tail):
+    """Mean and sd of sinh((asinh(u) + eps) / delta)."""
+    xp, nodes, weights = _with(skew)
+    made = xp.sinh((xp.arcsinh(nodes)[:, None] + skew) * xp.exp(-log_tail))
+    centre = weights @ made
+    return centre, xp.sqrt(weights @ (made - centre) ** 2)
+
+
+# Derivatives by sums of their own: those of many draws then share them, where they would each go through the nodes.
+_traced_moments = jax.custom_jvp(_moments)
+
+
+@_traced_moments.defjvp
+def _moved_moments(at, along):
+    (skew, log_tail), (by_skew, by_tail) = at, along
+    _, nodes, weights = _with(skew)
+    y = (jnp.arcsinh(nodes)[:, None] + skew) * jnp.exp(-log_tail)
+    cosh = jnp.cosh(y)
+    centre, scale = _traced_moments(skew, log_tail)
+    away = (jnp.sinh(y) - centre) / scale
+    moves = jnp.stack([cosh * jnp.exp(-log_tail), -y * cosh])
+    of_centre = jnp.einsum("k,akn->an", weights, moves)
+    of_scale = jnp.einsum("k,akn->an", weights, moves * away)
+    moved = (of[0] * by_skew + of[1] * by_tail for of in (of_centre, of_scale))
+    return (centre, scale), tuple(moved)
 
 
 def _xp(v):

@@ -60,14 +60,18 @@ def asked_for(families: tuple[str, ...]) -> str | None:
     return names.pop() if len(names) == 1 and MEAN_FIELD not in names else None
 
 
-def skewed_from_start(q: Family, families: tuple[str, ...], method) -> Family:
+def skewed_from_start(target: AbstractTarget, q: Family, families: tuple[str, ...], method) -> Family:
     """The q to begin with where marginals are to be skewed: skewed if the method does not do so on its way, from a
     normal mean field, which is easier to climb with.
     """
     if not families or not all(map(is_skewed_name, families)):
         return q
-    later = method.skews and isinstance(q.path, HostPath) and normal_name(families[0]) != MEAN_FIELD
-    return q if later or has_skew(q) else q.with_skew()  # pyright: ignore[reportAttributeAccessIssue]
+    others = any(normal_name(name) != MEAN_FIELD for name in families)
+    if has_skew(q) or (method.skews and isinstance(q.path, HostPath) and others):
+        return q
+    asked = asked_for(families)
+    q = FAMILIES[asked](target) if asked is not None and isinstance(q, MeanField) else q
+    return q.with_skew()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def first_q(target: AbstractTarget, families: tuple[str, ...]) -> Family:

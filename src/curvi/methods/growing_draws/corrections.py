@@ -121,12 +121,13 @@ def _step(problem, objective: Objective, state: GrowingState, few, found: Weighe
     step, local = found.step, found.local
     on = local if objective.num_score_params else few
     bend = 2 * (step.predicted - local.grad @ step.direction)
+    bend_on = bend - local.curvature.bend_of_more(step.direction)
     slope = on.grad @ step.direction
     rounding = 20 * objective.resolution * (abs(on.value) + 1)
     taken, trial = None, on
     for share in _SHARES:
         trial = objective(objective.admit(state.params + share * step.direction), on.fixed)
-        expected = share * slope + share**2 * bend / 2
+        expected = share * slope + share**2 * bend_on / 2
         allowed = _VALID * (share * local.grad @ step.direction + share**2 * bend / 2) + rounding
         if trial.finite() and abs(trial.value - on.value - expected) <= allowed and not objective.misled(trial):
             taken = share

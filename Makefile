@@ -15,7 +15,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test test-slow lint format docs docs-serve bench bench-full bench-paper bench-posteriors lock clean
+.PHONY: help venv demo test test-slow lint format docs docs-serve bench bench-full bench-paper bench-posteriors bench-hierarchical lock clean
 
 help:
 	@echo "make demo         fit the demonstration models, write curvi-demo/"
@@ -28,6 +28,7 @@ help:
 	@echo "make bench-full   the same on all problems; takes hours"
 	@echo "make bench-paper  run benchmarks/paper.py"
 	@echo "make bench-posteriors  compare answers and costs with NUTS and others, write docs/posteriors.md; takes hours"
+	@echo "make bench-hierarchical  fit hierarchical models of real data, write the tables of docs/families.md"
 	@echo "make lock         write constraints.txt anew from pyproject.toml (LOCK_ARGS=--upgrade: newest versions)"
 	@echo "make clean        remove .venv, caches and build outputs"
 
@@ -89,6 +90,10 @@ bench-full: $(BENCH_STAMP)
 bench-posteriors: $(BENCH_STAMP)
 	$(BENCH_VENV)/bin/python benchmarks/posterior_references.py
 	$(BENCH_VENV)/bin/python benchmarks/posteriors.py
+
+bench-hierarchical: $(BENCH_STAMP)
+	$(BENCH_VENV)/bin/python benchmarks/hierarchical_references.py
+	$(BENCH_VENV)/bin/python benchmarks/hierarchical.py
 
 bench-paper: $(STAMP)
 	$(BIN)/python benchmarks/paper.py

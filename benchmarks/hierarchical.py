@@ -7,7 +7,7 @@ Every method has a process of its own on every problem and seed, in which it fin
 line of the same package already are left out. Lines go to results/hierarchical.jsonl; the tables of docs/families.md
 are made of those lines, and of the references (`hierarchical_references.py`).
 
-- `default`: what `curvi.fit` does; `as_written` the same with `centering="off"`.
+- `default`: what `curvi.fit` does; `as_written` the same with `centering="off"`, `normal` with `marginals="normal"`.
 - `polished`: NUTS from the default's q.
 - a family by name: with `centering="off"`, so that gains can be held against those that `as_written` predicts; where
   the problem has at most 60 latents its ELBO is held against a long climb by L-BFGS on many draws, too.
@@ -22,7 +22,7 @@ from pathlib import Path
 
 RESULTS = Path(__file__).parent / "results" / "hierarchical.jsonl"
 FAMILIES = ("mean_field", "bordered", "banded", "low_rank", "full_rank")
-METHODS = ("default", "as_written", "polished", *FAMILIES)
+METHODS = ("default", "as_written", "normal", "polished", *FAMILIES)
 MAX_SECONDS, PATIENCE = 300.0, 1_200.0
 MOST_REFINED = 60
 _WARM_BELOW = 60.0  # seconds of the first fit, up to which a second one is timed
@@ -86,7 +86,8 @@ def run_here(name: str, method: str, seed: int) -> None:
     from posterior_ours import number6
 
     model, arguments = problems.model(name)
-    settings: dict = {} if method in ("default", "polished") else {"centering": "off"}
+    settings: dict = {} if method in ("default", "polished", "normal") else {"centering": "off"}
+    settings |= {"marginals": "normal"} if method == "normal" else {}
     settings |= {"family": method} if method in FAMILIES else {}
 
     def once():

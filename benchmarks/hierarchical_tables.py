@@ -172,35 +172,41 @@ def _optima(found) -> str:
 
 
 def _centering(found) -> str:
+    """The default without learned centring, and without skewed marginals."""
     rows = []
-    off = _of(found, "as_written")
+    off, normal = _of(found, "as_written"), _of(found, "normal")
     for name, own in _of(found, "default").items():
-        if name not in off:
+        if name not in off and name not in normal:
             continue
-        on, without = own[0], off[name][0]
+        cells, on = [], own[0]
+        for others in (off, normal):
+            if name not in others:
+                cells += ["-", "-", "-"]
+                continue
+            other = others[name][0]
+            more = f"{on['elbo'] - other['elbo']:+.2f}"
+            cells += [more, f"{on['evaluations'] / other['evaluations']:.2f}", _worst(other)[0]]
         lambdas = ", ".join(
             f"{site} {low:.2f}" + ("" if high - low < 0.005 else f" to {high:.2f}")
             for site, (low, high) in on["centering"].items()
         )
-        rows.append(
-            [
-                name, f"{on['elbo'] - without['elbo']:+.2f}", f"{on['evaluations'] / without['evaluations']:.2f}",
-                _worst(on)[0], _worst(without)[0], "-", lambdas,
-            ]
-        )  # fmt: skip
-    head = ["problem", "ELBO", "evaluations", "right", "right, as written", "right with skew", "lambdas"]
+        rows.append([name, _worst(on)[0], *cells, lambdas])
+    head = [
+        "problem", "right", "over as written: nats", "evaluations", "right as written", "over normal: nats",
+        "evaluations", "right normal", "lambdas",
+    ]  # fmt: skip
     return table(head, rows) if rows else "No lines yet."
 
 
 def _groups(found) -> str:
-    """Costs by the number of groups, and their growth from each size to the next as a power."""
+    """Costs by the number of groups, and their growth from the smallest number on as a power."""
     rows, before = [], None
     for name in problems.GROUPS:
         for line in _of(found, "default").get(name, []):
             seconds = line.get("warm_cpu_seconds", line["cold_cpu_seconds"])
             size = int(name.partition("_")[2])
             slope = "-" if before is None else f"{math.log(seconds / before[1]) / math.log(size / before[0]):.2f}"
-            before = size, seconds
+            before = before or (size, seconds)
             costs = [f"{line['evaluations']:,}", f"{seconds:.2f}", f"{1e9 * seconds / line['evaluations'] / size:.0f}"]
             rows.append([f"{size:,}", line["family"], _outcome(line), *costs, slope])
     head = ["groups", "family", "outcome", "evaluations", "processor s", "ns an evaluation and group", "slope"]

@@ -97,14 +97,14 @@ def logistic_target(num_rows: int, dtype):
     return curvi.MinibatchTarget(lambda t: -jnp.sum(t["w"] ** 2) / 2, log_likelihood_row, data, 4096, init)
 
 
-def fit_line(problem: str, target, setting: dict, num_rows: int) -> None:
+def fit_line(problem: str, target, setting: dict, num_rows: int, family: str | None = None) -> None:
     import jax
 
     import curvi
     import lines
 
     began = time.perf_counter()
-    fit = curvi.fit(target, key=jax.random.key(0), progress=False)
+    fit = curvi.fit(target, key=jax.random.key(0), family=family)
     seconds = time.perf_counter() - began
     measured = {
         "seconds": seconds,
@@ -205,6 +205,7 @@ def main() -> None:
     parser.add_argument("what", choices=("logistic", "flights", "svi", "read"))
     parser.add_argument("--rows", type=float, default=1e6)
     parser.add_argument("--dtype", choices=("float32", "float64"), default="float32")
+    parser.add_argument("--family", help="of a fit by curvi; by default it chooses")
     parser.add_argument("--rate", type=float, default=0.01)
     parser.add_argument("--passes", type=int, default=5)
     options = parser.parse_args()
@@ -212,13 +213,16 @@ def main() -> None:
 
     jax.config.update("jax_enable_x64", options.dtype == "float64")
     num_rows, setting = int(options.rows), {"rows": int(options.rows), "dtype": options.dtype}
+    if options.family is not None:
+        setting["family"] = options.family
     if options.what == "logistic":
-        fit_line("logistic", logistic_target(num_rows, options.dtype), setting, num_rows)
+        fit_line("logistic", logistic_target(num_rows, options.dtype), setting, num_rows, options.family)
     elif options.what == "flights":
         import curvi
 
         folder = flights_files(num_rows)
-        fit_line("flights", flights_target(curvi.Rows(folder)), {**setting, "data": "tiled"}, num_rows)
+        fit_line("flights", flights_target(curvi.Rows(folder)), {**setting, "data": "tiled"}, num_rows,
+                 options.family)  # fmt: skip
     elif options.what == "svi":
         svi_line(num_rows, options.rate, options.passes)
     else:

@@ -20,18 +20,20 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "scale.jsonl"
 GPU_RUNS = {
     "fits": [["fit", "chain", "1e4"], ["fit", "chain", "1e5"], ["fit", "chain", "1e6"], ["fit", "counts", "1e6"],
-             ["fit", "chain", "1e7"], ["fit", "counts", "1e5"], ["fit", "chain", "1e8"]],
-    "roofline": [["roofline"]],
+             ["fit", "chain", "1e7"]],
     "breakdown": [["breakdown", "chain", "1e6"]],
-    "peers": [["peer", "chain", "1e6"], ["peer", "counts", "1e6"], ["peer", "chain", "1e5"]],
+    "roofline": [["roofline"]],
+    "peers": [["peer", "chain", "1e6"], ["peer", "counts", "1e6"]],
     "schemes": [["scheme", "SchemeI", "1e6"], ["scheme", "SchemeII", "1e6"], ["scheme", "Woodbury", "1e6"],
                 ["scheme", "SchemeI", "1e7"], ["scheme", "SchemeII", "1e7"]],
+    "largest": [["fit", "counts", "1e5"], ["fit", "chain", "1e8"]],
 }  # fmt: skip
 CPU_RUNS = {
-    "fits": [["fit", "chain", "1e4"], ["fit", "chain", "1e5"], ["fit", "chain", "1e6"]],
+    "fits": [["fit", "chain", "1e4"], ["fit", "chain", "1e5"], ["fit", "counts", "1e4"]],
     "breakdown": [["breakdown", "chain", "1e5"]],
     "schemes": [["scheme", "SchemeI", "3e5"], ["scheme", "Woodbury", "3e5"], ["scheme", "SchemeII", "3e5"]],
     "peers": [["peer", "chain", "1e4"]],
+    "largest": [["fit", "chain", "1e6"]],
 }
 STEPS = 6  # of a scheme
 
@@ -89,7 +91,7 @@ def one(out: Path, kind: str, *words: str) -> None:
     jnp.zeros(3).block_until_ready()
     imports = _host_bytes()
     for name, setting, measured in lines_of:
-        lines.append(out, name, kind, setting, 0, **measured, host_bytes=_host_bytes(), import_bytes=imports)
+        lines.append(out, name, kind, setting, 0, **({"host_bytes": _host_bytes(), "import_bytes": imports} | measured))
         print(name, json.dumps({**setting, **measured}, default=float), flush=True)
 
 
@@ -125,6 +127,7 @@ def measured_of(fit, seconds: float) -> dict:
         "device_bytes": device_bytes_in_use(),
         "planned_bytes": fit.plan.num_bytes,
         "draws_at_once": fit.plan.draws_at_once,
+        "host_bytes": _host_bytes(),
     }
 
 
@@ -148,8 +151,8 @@ def fits(model: str, size: int):
 
     target = MODELS[model](size)
     cold, cold_seconds = timed_fit(target, 0, family="mean_field")
-    found, seconds = timed_fit(target, 1, family="mean_field") if cold_seconds < 60 else (cold, cold_seconds)
-    more = {"cold_seconds": cold_seconds}
+    found, seconds = timed_fit(target, 1, family="mean_field") if cold_seconds < 150 else (cold, cold_seconds)
+    more = measured_of(found, seconds) | {"cold_seconds": cold_seconds, "warm": found is not cold}
     if model == "counts":
         many = StreamedNewton(first_draws=256, fresh_draws=8192)
         reference, _ = timed_fit(target, 2, family=found.q, method=many, tolerance=1e-5 * size)
@@ -157,11 +160,11 @@ def fits(model: str, size: int):
         off = {name: float(abs(mean[name] - reference.mean()[name]) / sd[name]) for name in ("mu", "tau")}
         more |= {"off_sds": off, "reference_draws": int(reference.history.num_draws.max())}
         more |= {"reference_outcome": reference.outcome.name, "sd": {name: float(np.asarray(sd[name])) for name in off}}
-    yield model, {"latents": size, "dtype": "float32"}, measured_of(found, seconds) | more
+    yield model, {"latents": size, "dtype": "float32"}, more
 
 
 def schemes(name: str, size: int):
-    """Some steps of a scheme of the paper with its certificate; memory in vectors of the parameters."""
+    """Some steps of a scheme of the paper with its certificate."""
     from curvi.methods import SchemeI, SchemeII
     from curvi.solve import Woodbury
     from scale_models import MODELS
@@ -170,10 +173,8 @@ def schemes(name: str, size: int):
     target = MODELS["tied normal"](size)
     found, seconds = timed_fit(target, 0, family="mean_field", method=method, num_steps=STEPS)
     measured = measured_of(found, seconds)
-    peak = measured["device_bytes"] or _host_bytes()
-    vectors = peak / (found.q.num_params * found.q.params.dtype.itemsize)
     setting = {"latents": size, "dtype": "float32", "scheme": name, "draws": 256}
-    yield "tied normal", setting, measured | {"vectors": vectors}
+    yield "tied normal", setting, measured
 
 
 def breakdown(model: str, size: int):

@@ -5,7 +5,7 @@
 A warm fit of a small target is followed by Python's profiler, so that what is only traced into programs is left out,
 from the moment that the run begins: before it, `fit.py` has checked its input and `methods/defaults.py` chosen the
 method. Left out is what only holds or describes: `record/`, `model/`, `family/`, states, the interface of methods, the
-table of families with its rule and predictions, and the layout of programs.
+table of families with its rule and predictions, and the layout of programs and matrices.
 """
 
 import sys
@@ -32,7 +32,7 @@ _HOLDS = (
     "results.py",
 )
 _HOLDS += ("methods/rung.py", "methods/rungs.py", "methods/choice.py", "methods/family_rows.py", "certify/predicted")
-_HOLDS += ("estimate/fixed_draws/structure.py", "estimate/fixed_draws/groups.py")
+_HOLDS += ("estimate/fixed_draws/structure.py", "estimate/fixed_draws/groups.py", "curvature/blocks.py")
 
 
 def walk() -> dict[str, list[str]]:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import curvi
 from curvi.estimate.fixed_draws.groups import Groups
@@ -169,6 +169,22 @@ def streamed_programs(placement: Placement):
         yield jax.jit(program).lower(q).compile()
 
 
+def explicit_axes():
+    """ln p of rows that the caller placed on a mesh with explicit axes, and what is said of a closure over them."""
+    mesh = jax.make_mesh((7,), ("rows",), axis_types=(AxisType.Explicit,))
+    x, y = (jax.device_put(array, NamedSharding(mesh, PartitionSpec("rows"))) for array in (X, Y))
+    target = place(
+        curvi.MinibatchTarget(log_prior, log_row, {"x": x, "y": y}, 1001, {"beta": np.zeros(4)}), Placement.on(mesh)
+    )
+    value = eqx.filter_jit(lambda t: t.full()({"beta": jnp.full(4, 0.3)}))(target)
+    closed = curvi.Target(lambda t: log_prior(t) + log_row(t, {"x": x, "y": y}).sum(), {"beta": np.zeros(4)})
+    try:
+        place(closed, Placement.on(mesh))
+    except ValueError as error:
+        return [float(value), str(error)]
+    return [float(value), ""]
+
+
 def streamed():
     """The gradient and a solve of streamed draws at one q: on one device, and with both spread unevenly."""
     found = []
@@ -223,7 +239,7 @@ def main(names):
         }
     numbers = [(axis, number) for axis in ("rows", "draws", "latents") for number in (1, 2, 8)]
     cost = {f"{axis} {number}": operations(axis, number) for axis, number in numbers}
-    more = {"resumed": resumed(), "fill": rows_that_fill_up(), "streamed": streamed()}
+    more = {"resumed": resumed(), "fill": rows_that_fill_up(), "streamed": streamed(), "explicit": explicit_axes()}
     print(json.dumps({"fits": found, "cost": cost, **more}))
 
 

@@ -104,6 +104,12 @@ def test_rows_that_fill_up_count_for_nothing(found):
     assert abs(wrong - one) > 1e-3 * abs(one)
 
 
+def test_arrays_on_a_mesh_with_explicit_axes(found):
+    value, words = found["explicit"]
+    np.testing.assert_allclose(value, found["fill"][0], rtol=1e-12)
+    assert "mesh with explicit axes" in words and "place it with NamedSharding on jax.sharding.Mesh" in words
+
+
 def test_the_same_number_of_devices_gives_the_same_bits(found):
     assert found["resumed"]["part"] == found["resumed"]["whole"]
 

@@ -18,8 +18,8 @@ from curvi.model.target import AbstractTarget
 from curvi.record.plain import register
 
 _STORED = 2**26  # bytes of scores up to which they are stored
-MOST_AT_ONCE = 8  # draws of a chunk, which takes about a dozen vectors of the parameters for each
-VECTORS_A_DRAW = 12
+MOST_AT_ONCE = 8  # draws of a chunk, which takes up to twenty vectors of the parameters for each
+VECTORS_A_DRAW = 20
 _PARTS = 8  # groups of draws for standard errors; two of four parts each are the halves of the curvature
 
 

@@ -13,8 +13,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.experimental import multihost_utils
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 ROWS, DRAWS, LATENTS = AXES = ("rows", "draws", "latents")
 
@@ -123,10 +124,24 @@ def constrain(array, mesh: Mesh | None, *axes):
     return jax.lax.with_sharding_constraint(array, NamedSharding(mesh, PartitionSpec(*known)))
 
 
+def is_explicit(array) -> bool:
+    """Whether the type of an array carries its sharding, as explicit axes of a mesh ask for."""
+    sharding = getattr(array, "sharding", None)
+    return isinstance(sharding, NamedSharding) and any(kind != AxisType.Auto for kind in sharding.mesh.axis_types)
+
+
+def implicit(array: jax.Array) -> jax.Array:
+    """The same array where it lies, without its sharding in its type."""
+    sharding = array.sharding
+    if not is_explicit(array) or not isinstance(sharding, NamedSharding) or not isinstance(sharding.mesh, Mesh):
+        return array
+    return jax.device_put(array, NamedSharding(Mesh(sharding.mesh.devices, sharding.mesh.axis_names), sharding.spec))
+
+
 def bytes_here(array) -> int:
     """Bytes of an array in the memory of one device, or in that of the host where its devices share it."""
-    if not isinstance(array, jax.Array):
-        return int(array.nbytes)
+    if not isinstance(array, jax.Array) or isinstance(array, Tracer):
+        return math.prod(array.shape) * array.dtype.itemsize
     shard = math.prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize
     devices = array.sharding.addressable_devices
     return shard * (len(devices) if next(iter(devices)).platform == "cpu" else 1)

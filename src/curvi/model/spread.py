@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool
 from curvi.model.latents import Latent
 from curvi.model.location_scale import LocationScale
 from curvi.model.minibatch import LEAST_BLOCK, MinibatchTarget
-from curvi.model.placement import ROWS, Placement, constrain
+from curvi.model.placement import ROWS, Placement, constrain, implicit, is_explicit
 from curvi.model.row_sums import sum_rows
 from curvi.model.rows.rows import Rows
 from curvi.model.target import AbstractTarget, LogDensity, Target
@@ -32,6 +32,11 @@ def place(target: AbstractTarget, placement: Placement) -> AbstractTarget:
             target = SpreadRows.of(target, placement)
         elif isinstance(target, Target) and target.data_rows is not None:
             target = _spread_constants(target, placement, target.data_rows)
+    if any(map(is_explicit, jax.tree.leaves(target))):
+        raise ValueError(
+            "the log density closes over an array on a mesh with explicit axes, the default of jax.make_mesh, and was "
+            "traced with them; place it with NamedSharding on jax.sharding.Mesh(numpy.array(jax.devices()), ('rows',))"
+        )
     target = placement.put_all(target)
     if ROWS in placement.mesh.axis_names and not any(map(_is_spread, jax.tree.leaves(target))):
         raise ValueError(
@@ -150,7 +155,7 @@ def _rows_of(target: MinibatchTarget, placement: Placement) -> tuple[Any, jax.Ar
             f"that {num_groups} devices divide (these are {num_rows:,}), or give numpy arrays"
         )
     counts = placement.put(np.arange(size) < num_rows, ROWS)
-    return target.data if any(placed) else jax.tree.map(put, target.data), counts, num_rows
+    return jax.tree.map(implicit if any(placed) else put, target.data), counts, num_rows
 
 
 def own_rows(rows: Rows, placement: Placement) -> tuple[dict[str, jax.Array], jax.Array, int]:

@@ -12,7 +12,7 @@ from curvi.estimate.fixed_draws.noise import FixedNoise
 from curvi.estimate.fixed_draws.sweep import rows_of
 from curvi.estimate.hybrid import Weighted
 from curvi.estimate.local import GroupNoise, LocalModel
-from curvi.family.path import HostPath, HostRootLike
+from curvi.family.path import ExpandablePath, HostPath, HostRootLike
 from curvi.record.pytree import pytree
 
 if TYPE_CHECKING:
@@ -29,11 +29,14 @@ class Difference:
         The mean and its standard error.
     part_slopes
         Its gradients in the coordinates of the path, one per part.
+    hessian
+        What is known of its expected Hessian in the draws; None where nothing is.
     """
 
     value: float
     value_se: float
     part_slopes: np.ndarray
+    hessian: np.ndarray | None = None
 
     def parts(self, num_parts: int) -> np.ndarray:
         """The gradients in fewer parts."""
@@ -52,9 +55,25 @@ class FixedDrawsHessian:
     raw_grad: np.ndarray  # gradient of the mean of ln p less the control variate
     spreads: np.ndarray  # steps of one sd of q in each parameter: the inverse root of the Fisher diagonal
     weighted: Weighted | None  # for a hybrid q
+    more: np.ndarray | None = None  # the Hessian in the draws of what these draws do not know of
 
     def mv(self, v: np.ndarray) -> np.ndarray:
         return self.objective.product(self, v)
+
+    def of_more(self, tangent: np.ndarray) -> np.ndarray | float:
+        """The product of `more`, in the coordinates of the path, with a direction there."""
+        path = self.objective.path
+        if self.more is None or not isinstance(path, ExpandablePath):
+            return 0.0
+        # A quadratic form has no excess where the noise has the right moments, and its own negative without noise.
+        product = -path.excess(self.more, np.zeros((2, path.size)))(tangent)
+        product[: path.size] += self.more @ tangent[: path.size]
+        return product
+
+    def bend_of_more(self, direction: np.ndarray) -> float:
+        """The second derivative of what is added, along a direction of the parameters."""
+        tangent = self.objective.path.tangent(self.params, direction)
+        return float(np.sum(tangent * self.of_more(tangent)))
 
 
 class PartNoise(GroupNoise[np.ndarray]):
@@ -151,7 +170,7 @@ class FixedDrawsModel(LocalModel[np.ndarray, FixedDrawsHessian, BlockDiagonal | 
         if few is self:
             return self
         # The gradient enters the Hessian where coordinates are no linear functions of the parameters: that of the many.
-        curvature = dataclasses.replace(few.curvature, raw_grad=self.curvature.raw_grad)
+        curvature = dataclasses.replace(few.curvature, raw_grad=self.curvature.raw_grad, more=self.curvature.more)
         return dataclasses.replace(self, curvature=curvature)
 
     def plus(self, difference: "Difference") -> "FixedDrawsModel":
@@ -159,7 +178,7 @@ class FixedDrawsModel(LocalModel[np.ndarray, FixedDrawsHessian, BlockDiagonal | 
         slope = self.slope + difference.part_slopes.mean(0)
         raw_grad = self.curvature.objective.path.gradient(self.params, slope)
         grad = raw_grad + (self.grad - self.curvature.raw_grad)
-        curvature = dataclasses.replace(self.curvature, grad=grad, raw_grad=raw_grad)
+        curvature = dataclasses.replace(self.curvature, grad=grad, raw_grad=raw_grad, more=difference.hessian)
         noise = self.noise.plus(curvature, difference.parts(self.fixed.num_parts))
         value = self.value + difference.value
         return dataclasses.replace(self, value=value, slope=slope, grad=grad, curvature=curvature, noise=noise)

@@ -157,7 +157,7 @@ class Objective:
                 return path.product(params, direction, at.raw_grad, bent) + found.exact_product
         if fixed.excess is not None:
             bent = bent - fixed.excess.gradient(tangent)
-        return path.product(params, direction, at.raw_grad, bent)
+        return path.product(params, direction, at.raw_grad, bent + at.of_more(tangent))
 
     def expected_hessian_times(self, local: FixedDrawsModel, v: np.ndarray) -> np.ndarray:
         """The expected Hessian of ln p at the q of a local model times a vector of coordinates."""

@@ -17,7 +17,15 @@ from curvi.estimate.fixed_draws.noise import correction_draws
 from curvi.estimate.fixed_draws.objective import Objective
 from curvi.estimate.fixed_draws.sweep import LEAST_PARTS, MOST_PARTS
 from curvi.methods.base import News, Problem
-from curvi.methods.growing_draws.enough_draws import FEW, has_lost, is_noise, is_vague, still_moves, wanted_draws
+from curvi.methods.growing_draws.enough_draws import (
+    FEW,
+    fell_short,
+    has_lost,
+    is_noise,
+    is_vague,
+    still_moves,
+    wanted_draws,
+)
 from curvi.methods.growing_draws.ladder import looked_up, tried
 from curvi.methods.growing_draws.skew import skewed_up
 from curvi.methods.growing_draws.state import GrowingState
@@ -50,6 +58,11 @@ def correct(problem: Problem, objective: Objective, state: GrowingState, few: Fi
     state, wider = looked_up(problem, objective, state, local)
     if wider is not None:
         return wider, News()
+    if fell_short(state, value):
+        better = _better_curvature(objective, state, _most_for_curvature(objective))
+        if better is not state:
+            return better.but(last_value=np.zeros(0), last_step=np.zeros(0), last_grad=np.zeros(0)), News()
+        state = state.but(shrinkage=max(state.shrinkage / 2, _LEAST_SHRINKAGE))
     state = _with_measured_curvature(objective, state, local)
     found = weigh(dataclasses.replace(local, shrinkage=state.shrinkage), state.radius, _NEAR * tolerance)
     if state.shrinkage < 1 and found.gain.within(tolerance):
@@ -108,12 +121,13 @@ def _step(problem, objective: Objective, state: GrowingState, few, found: Weighe
     step, local = found.step, found.local
     on = local if objective.num_score_params else few
     bend = 2 * (step.predicted - local.grad @ step.direction)
+    bend_on = bend - local.curvature.bend_of_more(step.direction)
     slope = on.grad @ step.direction
     rounding = 20 * objective.resolution * (abs(on.value) + 1)
     taken, trial = None, on
     for share in _SHARES:
         trial = objective(objective.admit(state.params + share * step.direction), on.fixed)
-        expected = share * slope + share**2 * bend / 2
+        expected = share * slope + share**2 * bend_on / 2
         allowed = _VALID * (share * local.grad @ step.direction + share**2 * bend / 2) + rounding
         if trial.finite() and abs(trial.value - on.value - expected) <= allowed and not objective.misled(trial):
             taken = share
@@ -127,7 +141,9 @@ def _step(problem, objective: Objective, state: GrowingState, few, found: Weighe
         "accepted": taken is not None,
         "shrinkage": 1.0,
     }
-    last_value = np.array([row["elbo"], row["elbo_se"]])
+    share = taken or 0.0
+    promised = share * local.grad @ step.direction + share**2 * bend / 2
+    last_value = np.array([row["elbo"], row["elbo_se"], promised])
     state = state.but(taken=state.taken + 1, index=state.index + 1, last_value=last_value)
     if taken is None:
         return _climb_again(objective, state), News([row], gain=_reported(found.gain, tolerance))

@@ -13,6 +13,7 @@ from curvi.methods.growing_draws.state import GrowingState
 _BIAS_SHARE = 0.4  # of the tolerance: what the noise of the last correction may leave
 _SIGNAL_SHARE = 0.3  # of the predicted gain: far from the optimum, noise need not be smaller
 _SDS_ERROR = 0.8 * LARGEST_STEP_ERROR
+_RISEN = 0.25  # of the gain that was promised: what a correction with good curvature gains at least
 _LOSS = 0.1  # nats
 FEW = 256  # draws that are cheap whatever the dimension
 _FINE = 0.05  # sds: a step certainly longer is taken where draws are few, though the tolerance does not ask for it
@@ -26,6 +27,16 @@ def has_lost(state: GrowingState, value: np.ndarray) -> bool:
         return False
     before, after = state.last_value, value
     return bool(after[0] < before[0] - _LOSS - 4 * np.hypot(before[1], after[1]))
+
+
+def fell_short(state: GrowingState, value: np.ndarray) -> bool:
+    """Whether the last correction gained far less than it promised, beyond what noise explains: curvature on few draws
+    is too flat along some of many parameters, and steps along these lead to and fro.
+    """
+    if not state.last_value.size:
+        return False
+    before, after = state.last_value, value
+    return bool(after[0] - before[0] < _RISEN * before[2] - 3 * np.hypot(before[1], after[1]))
 
 
 def wanted_draws(objective: Objective, state: GrowingState, found: Weighed, tolerance: float) -> int:

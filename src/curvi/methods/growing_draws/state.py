@@ -123,7 +123,8 @@ class GrowingState:
     last_step, last_grad
         The step of the last correction and the gradient before it; empty before the first.
     last_value
-        The ELBO on the draws of the last correction and its standard error; empty before the first.
+        The ELBO on the draws of the last correction, its standard error, and what the step that was taken promised;
+        empty before the first.
     error
         A copy of the error that the draws of the last correction left in the parameters; empty before it.
     prediction

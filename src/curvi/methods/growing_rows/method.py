@@ -18,6 +18,7 @@ from curvi.methods.growing_draws.rounds import next_step, stand_still
 from curvi.methods.growing_draws.state import GrowingState
 from curvi.methods.growing_draws.verdict import certificate, plain_elbo
 from curvi.methods.growing_rows.state import RowsState
+from curvi.methods.growing_rows.trust import corrected, difference, tempered
 from curvi.methods.growing_rows.work import Work, sample_size
 from curvi.model.minibatch import MinibatchTarget
 from curvi.outcome import Outcome
@@ -147,7 +148,7 @@ class GrowingRows(Method[RowsState]):
         if not work.whole:
             state = problem.once("looked", look, state.growing)
         objective = work.objective(state)
-        objective.difference = None if work.whole else state.difference()
+        objective.difference = None if work.whole else difference(objective, state)
         return work, state, objective, counts
 
 
@@ -179,12 +180,13 @@ def _climb(work: Work, objective: Objective, state: RowsState, budget: Budget) -
 def _correct(work: Work, objective: Objective, state: RowsState, budget: Budget) -> tuple[RowsState, News]:
     """The state after a correction by what the passes found, or a climb that it asked for."""
     inner, offset = work.inner(state)
-    objective.difference = state.difference() if state.known else None
+    objective.difference = difference(objective, state) if state.known else None
     try:
+        state = tempered(inner, objective, state, budget.tolerance) if state.known else state
         growing, news = _step(inner, objective, state.growing, budget, offset)
     finally:
         objective.difference = None
-    return state.but(growing=growing), news
+    return corrected(state, growing, news, offset)
 
 
 def _step(inner: Problem, objective: Objective, growing: GrowingState, budget: Budget, offset: float):

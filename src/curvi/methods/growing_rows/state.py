@@ -42,6 +42,8 @@ class RowsState:
         What identifies the rows; empty before the first pass.
     sample
         The columns of the sample where every pass has another order of the rows; else empty.
+    last
+        ELBO, its standard error and the predicted gain of the last correction; empty before one.
     stage
         "climb" on the sample, or "passes".
     counted
@@ -62,6 +64,7 @@ class RowsState:
     reference: np.ndarray
     fingerprint: np.ndarray
     sample: dict[str, np.ndarray]
+    last: np.ndarray
     stage: str = static(default="climb")
     counted: bool = static(default=False)
 
@@ -69,7 +72,7 @@ class RowsState:
     def at(cls, growing: GrowingState, num_rows: int, sample: dict[str, np.ndarray]) -> "RowsState":
         none = np.zeros(0)
         passed = none, -1, none, none, 0, none, none, none, np.zeros(0, np.uint64)
-        return cls(growing, num_rows, None, 0, *passed, sample)
+        return cls(growing, num_rows, None, 0, *passed, sample, none)
 
     @property
     def q(self) -> Family:

@@ -28,6 +28,9 @@ def fit(
         float | None, typer.Option(help="Nats that may be left to gain; by default 0.05, or a thousandth per latent.")
     ] = None,
     family: Annotated[str | None, typer.Option(help="Family of q by name; by default the one that pays.")] = None,
+    marginals: Annotated[
+        str | None, typer.Option(help="normal or sinh_arcsinh; by default skewed where that pays.")
+    ] = None,
     num_steps: Annotated[int | None, typer.Option(help="Most steps.")] = None,
     num_starts: Annotated[int, typer.Option(help="Starts to try.")] = 1,
     output: Annotated[
@@ -56,6 +59,7 @@ def fit(
             key=jax.random.key(seed),
             tolerance=tolerance,
             family=family if checkpoint is None or not checkpoint.exists() else None,
+            marginals=marginals if checkpoint is None or not checkpoint.exists() else None,
             num_steps=num_steps,
             num_starts=num_starts if checkpoint is None or not checkpoint.exists() else 1,
             start=checkpoint,

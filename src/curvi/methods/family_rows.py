@@ -38,7 +38,7 @@ def family_rows(
     elif math.isnan(nats):
         why = "what it adds is not known"
     elif nats > GAIN:
-        why = f"it adds {nats:.3g} nats by prediction, which its error of {error:.2g} leaves in doubt"
+        why = f"it adds {nats:.3g} nats by prediction, with an error of {error:.2g}, and was not looked at yet"
     added = nats if own.name == MEAN_FIELD else own.predicted_gain + nats
     num_params = q.num_params + (0 if has_skew(q) else size)
     return (*rows, FamilyRow(skewed_name(own.name), num_params, added, has_skew(q), why, error))

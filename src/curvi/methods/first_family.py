@@ -70,7 +70,7 @@ def skewed_from_start(target: AbstractTarget, q: Family, families: tuple[str, ..
     if has_skew(q) or (method.skews and isinstance(q.path, HostPath) and others):
         return q
     asked = asked_for(families)
-    q = FAMILIES[asked](target) if asked is not None and type(q) is FAMILIES[MEAN_FIELD] else q
+    q = q if asked is None else FAMILIES[asked](target)
     return q.with_skew()  # pyright: ignore[reportAttributeAccessIssue]
 
 

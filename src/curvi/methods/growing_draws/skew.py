@@ -1,7 +1,8 @@
 """The step from normal to skewed marginals, once the family is chosen: where their predicted gain is worth it.
 
 It is predicted at every correction, from the gradients at its draws, and taken as soon as it is certain and larger than
-what the normal q itself has left to gain; at the end of a fit, where it is not in doubt.
+what the normal q itself has left to gain: far from the best normal q it is often too large, but waiting costs more. At
+the end of a fit it is taken in doubt, too, since skewed marginals contain the normal ones.
 """
 
 import numpy as np
@@ -40,7 +41,7 @@ def skewed_up(
 
 def pays(gain: PredictedGain) -> bool:
     """Whether a predicted gain is worth skewed marginals at the end of a fit."""
-    return gain.nats > GAIN and gain.nats > _NUM_ERRORS * gain.error
+    return gain.nats > GAIN
 
 
 def may_skew(problem: Problem, state: GrowingState) -> bool:

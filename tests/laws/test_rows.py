@@ -247,34 +247,3 @@ def test_cut_in_the_middle_of_a_pass_a_fit_goes_on_with_the_same_bits(name, how,
     np.testing.assert_array_equal(found.q.params, whole.q.params)
     assert (found.elbo, found.remaining_gain) == (whole.elbo, whole.remaining_gain)
     assert found.counts.passes == whole.counts.passes
-
-
-# -- many predictors --------------------------------------------------------------------------------------------------
-
-
-def logistic(num_rows, dtype):
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((num_rows, 100)).astype(np.float32) / np.float32(10)
-    y = (rng.random(num_rows) < 1 / (1 + np.exp(-(x @ rng.standard_normal(100))))).astype(np.float32)
-
-    def log_row(t, row):
-        logit = row["x"].astype(dtype) @ t["w"]
-        return row["y"] * logit - jax.nn.softplus(logit)
-
-    init = {"w": np.zeros(100, dtype)}
-    return MinibatchTarget(lambda t: -jnp.sum(t["w"] ** 2) / 2, log_row, {"x": x, "y": y}, 4096, init)
-
-
-@pytest.mark.parametrize(
-    ("num_rows", "dtype", "options"),
-    [
-        (12_000, "float32", {"family": "mean_field", "method": GrowingRows(sample_rows=3000)}),
-        (12_000, "float64", {"family": "mean_field", "method": GrowingRows(sample_rows=3000)}),
-        pytest.param(400_000, "float32", {"method": None}, marks=pytest.mark.slow),
-        pytest.param(400_000, "float64", {"method": None}, marks=pytest.mark.slow),
-    ],
-)
-def test_batches_of_many_rows_converge_in_either_precision(num_rows, dtype, options):
-    found = fit(logistic(num_rows, dtype), **options)
-    assert found.converged and found.q.params.dtype == dtype and 0 < found.counts.passes <= 10
-    assert found.remaining_gain + 2 * found.remaining_gain_se < 0.1

@@ -22,5 +22,5 @@ from curvi.methods.growing_draws.enough_draws import fell_short, has_lost
 )
 def test_a_correction_that_gains_less_than_it_promised(before, after, short, lost):
     state = types.SimpleNamespace(last_value=np.asarray(before, float))
-    assert fell_short(state, np.array(after)) == short
-    assert has_lost(state, np.array(after)) == lost
+    assert fell_short(state, np.array(after)) == short  # pyright: ignore[reportArgumentType]
+    assert has_lost(state, np.array(after)) == lost  # pyright: ignore[reportArgumentType]

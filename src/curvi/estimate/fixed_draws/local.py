@@ -183,6 +183,10 @@ class FixedDrawsModel(LocalModel[np.ndarray, FixedDrawsHessian, BlockDiagonal | 
         value = self.value + difference.value
         return dataclasses.replace(self, value=value, slope=slope, grad=grad, curvature=curvature, noise=noise)
 
+    def without_more(self) -> "FixedDrawsModel":
+        """This model with the curvature of its own draws alone."""
+        return dataclasses.replace(self, curvature=dataclasses.replace(self.curvature, more=None))
+
     def symmetrised(self) -> "FixedDrawsModel":
         """This model with both triangles of Stein's estimate of the expected Hessian averaged, which about halves its
         noise. No longer the gradient of one function, so not for climbs on the same draws.

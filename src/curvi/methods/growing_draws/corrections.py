@@ -71,6 +71,10 @@ def correct(problem: Problem, objective: Objective, state: GrowingState, few: Fi
         most = _most_for_curvature(objective)
         if not found.gain.within(tolerance) and state.num_draws < most:
             return _better_curvature(objective, state, most), News()
+    if found.gain.within(tolerance) and local.curvature.more is not None:
+        # What is added to the curvature may hide flat directions, too.
+        local = local.without_more()
+        found = weigh(local, state.radius)
     if not found.step.definite:
         return _more_draws(objective, state, local, found.gain, tolerance, problem)
     gain = found.gain

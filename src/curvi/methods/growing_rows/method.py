@@ -148,7 +148,7 @@ class GrowingRows(Method[RowsState]):
         if not work.whole:
             state = problem.once("looked", look, state.growing)
         objective = work.objective(state)
-        objective.difference = None if work.whole else difference(objective, state)
+        objective.difference = None if work.whole else state.difference()
         return work, state, objective, counts
 
 

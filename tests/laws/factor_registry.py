@@ -111,13 +111,13 @@ class _SinhArcsinh(stats.rv_continuous):
     def _noise(self, x):
         return np.sinh(self._delta * np.arcsinh((x - self._shift) / self._scale) - self._eps)
 
-    def _ppf(self, q):
+    def _ppf(self, q, *_):
         return self._shift + self._scale * self._drawn(stats.norm.ppf(q))
 
-    def _cdf(self, x):
+    def _cdf(self, x, *_):
         return stats.norm.cdf(self._noise(x))
 
-    def _pdf(self, x):
+    def _pdf(self, x, *_):
         s = (x - self._shift) / self._scale
         slope = np.cosh(self._delta * np.arcsinh(s) - self._eps) * self._delta / np.sqrt(1 + s**2) / self._scale
         return stats.norm.pdf(self._noise(x)) * slope

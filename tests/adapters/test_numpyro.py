@@ -569,12 +569,12 @@ def test_plates_give_blocks():
 
     def model():
         numpyro.sample("scale", dist.HalfNormal(1))
-        with numpyro.plate("student", 40):
+        with numpyro.plate("student", 400):
             numpyro.sample("ability", dist.Normal(0, 1))
             numpyro.sample("shares", dist.Dirichlet(jnp.ones(3)))
         with numpyro.plate("item", 8):
             numpyro.sample("easiness", dist.Normal(0, 1))
-        items, schools = numpyro.plate("part", 2, dim=-2), numpyro.plate("school", 30, dim=-1)
+        items, schools = numpyro.plate("part", 2, dim=-2), numpyro.plate("school", 300, dim=-1)
         with items, schools:
             numpyro.sample("effect", dist.Normal(0, 1))
 
@@ -583,8 +583,8 @@ def test_plates_give_blocks():
     assert target.origin.plates["student"] == {"ability": 0, "shares": 0}
     q = Bordered(target)
     sets = {one.name: (one.count, one.size) for one in q.arrow.sets}
-    assert sets == {"student": (40, 3), "school": (30, 2)} and q.arrow.num_global == 9
-    assert Bordered(target, {"student": "ability"}).arrow.num_global == 1 + 80 + 8 + 60
+    assert sets == {"student": (400, 3), "school": (300, 2)} and q.arrow.num_global == 9
+    assert Bordered(target, {"student": "ability"}).arrow.num_global == 1 + 800 + 8 + 600
 
 
 # -- locations and scales ---------------------------------------------------------------------------------------------

@@ -38,6 +38,7 @@ _VALID = 0.5  # relative error of that prediction
 _SLOW = 0.25  # a correction that leaves more of the predicted gain wants a better Hessian
 _BETTER = 4  # factor for its draws
 _MOST_CORRECTIONS = 60
+_SEEN_WELL = 32  # latents up to which few draws see the curvature well enough
 _TOO_FLAT, _LEAST_SHRINKAGE = 1.3, 0.5  # ratio of measured to promised curvature from which the latter is believed less
 _NEAR = 4  # tolerances: predicted gains from which it pays to measure the noise precisely
 
@@ -58,7 +59,7 @@ def correct(problem: Problem, objective: Objective, state: GrowingState, few: Fi
     state, wider = looked_up(problem, objective, state, local)
     if wider is not None:
         return wider, News()
-    if fell_short(state, value):
+    if objective.dimension > _SEEN_WELL and fell_short(state, value):
         better = _better_curvature(objective, state, _most_for_curvature(objective))
         if better is not state:
             return better.but(last_value=np.zeros(0), last_step=np.zeros(0), last_grad=np.zeros(0)), News()

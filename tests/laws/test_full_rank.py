@@ -217,7 +217,7 @@ def test_bad_input_is_named():
     ):
         FullRank(beside)
     for family in ("fullrank", ""):
-        with pytest.raises(ValueError, match="family must be one of mean_field, full_rank"):
+        with pytest.raises(ValueError, match="family must be one of auto, mean_field, full_rank"):
             curvi.fit(gaussian(), key=jax.random.key(0), family=family)
     for family in (FullRank, 3):
         with pytest.raises(ValueError, match="family must be a name or a"):

@@ -94,4 +94,4 @@ def _why(problem: Problem, one: Rung, gain: PredictedGain, of_chosen: PredictedG
     more = gain.nats - of_chosen.nats
     if more <= 0.005:
         return f"{said}, {'less than' if more < -0.005 else 'as'} the family that was chosen"
-    return f"{said}, {more:.2g} more than the family that was chosen, which costs less" if more <= WITHIN else said
+    return f"{said}, {more:.2g} more than the family that was chosen: within {WITHIN} of it" if more <= WITHIN else said

@@ -14,10 +14,9 @@ import numpy as np
 
 from curvi.family.arrow import Arrow, ArrowMatrix, root_of_inverse
 from curvi.family.arrow_entries import ArrowEntries
+from curvi.family.log_scale_path import LogScalePath
 from curvi.family.matching import scaled_columns
-from curvi.family.path import FixedPoint, HostPath
-
-_LOG_2PI = float(np.log(2 * np.pi))
+from curvi.family.path import FixedPoint
 
 
 class ArrowRoot:
@@ -42,7 +41,7 @@ class ArrowRoot:
         return out
 
 
-class ArrowPath(HostPath):
+class ArrowPath(LogScalePath):
     """x = m + L e: coordinates are m and the entries of L."""
 
     has_fixed_point: ClassVar[bool] = True
@@ -131,18 +130,6 @@ class ArrowPath(HostPath):
         flat = by_coordinates[..., self.size :]
         scales = np.exp(params[self.size : 2 * self.size]) * flat[..., self.at.diagonal][..., self.at.place]
         return np.concatenate([by_coordinates[..., self.at.place], scales, flat[..., self.at.below]], -1)
-
-    def product(self, params, direction, gradient, by_coordinates):
-        out = self.gradient(params, by_coordinates)
-        on_diagonal = slice(self.size, 2 * self.size)
-        out[on_diagonal] += direction[on_diagonal] * gradient[on_diagonal]
-        return out
-
-    def entropy(self, params):
-        return float(params[self.size : 2 * self.size].sum()) + 0.5 * self.size * (1 + _LOG_2PI)
-
-    def entropy_gradient(self, params):
-        return self._entropy_gradient
 
     def spreads(self, params):
         row = self.factor(params).inverse().column_squares() ** -0.5  # of the mean, and of every entry in its row of L

@@ -19,14 +19,14 @@ import numpy as np
 from curvi.family.chain import Chain, ChainMatrix, before, gram, gram_step, inside, root_of_gram
 from curvi.family.chain_moments import ChainMoments, ChainRoot
 from curvi.family.chain_program import Regressions
+from curvi.family.log_scale_path import LogScalePath
 from curvi.family.matching import scaled_columns, windowed_columns
-from curvi.family.path import FixedPoint, HostPath
+from curvi.family.path import FixedPoint
 
-_LOG_2PI = float(np.log(2 * np.pi))
 _SHORT = 1e-4  # of a step in sds: where the derivative of the sds is a difference
 
 
-class ChainPath(HostPath):
+class ChainPath(LogScalePath):
     """x = m + z: coordinates are m, s and the coefficients."""
 
     has_fixed_point: ClassVar[bool] = True
@@ -150,18 +150,6 @@ class ChainPath(HostPath):
         by = self.unpack(by_coordinates)
         scales = np.exp(params[self.size : 2 * self.size]) * by.scale[..., self.place]
         return self.join(by.mean[..., self.place], scales, by.top, np.concatenate([by.border, by.band], -1))
-
-    def product(self, params, direction, gradient, by_coordinates):
-        out = self.gradient(params, by_coordinates)
-        scales = slice(self.size, 2 * self.size)
-        out[scales] += direction[scales] * gradient[scales]
-        return out
-
-    def entropy(self, params):
-        return float(params[self.size : 2 * self.size].sum()) + 0.5 * self.size * (1 + _LOG_2PI)
-
-    def entropy_gradient(self, params):
-        return self._entropy_gradient
 
     def spreads(self, params):
         at, size = self.moments(params), self.size

@@ -6,9 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from curvi.family.log_scale_path import LogScalePath
 from curvi.family.path import ExpandablePath, FixedPoint
-
-_LOG_2PI = float(np.log(2 * np.pi))
 
 
 class TriangularRoot:
@@ -32,7 +31,7 @@ class TriangularRoot:
         return np.concatenate([self.factor @ v[:size], np.diag(a), moved[rows, columns]])
 
 
-class TriangularPath(ExpandablePath):
+class TriangularPath(LogScalePath, ExpandablePath):
     """x = m + L e: coordinates are m and L row by row."""
 
     has_fixed_point: ClassVar[bool] = True
@@ -125,18 +124,6 @@ class TriangularPath(ExpandablePath):
     def gradient(self, params, by_coordinates):
         matrix = by_coordinates[..., self.size :].reshape(*by_coordinates.shape[:-1], self.size, self.size)
         return self.join(by_coordinates[..., : self.size], matrix, np.exp(params[self.size : 2 * self.size]))
-
-    def product(self, params, direction, gradient, by_coordinates):
-        out = self.gradient(params, by_coordinates)
-        on_diagonal = slice(self.size, 2 * self.size)
-        out[on_diagonal] += direction[on_diagonal] * gradient[on_diagonal]
-        return out
-
-    def entropy(self, params):
-        return float(params[self.size : 2 * self.size].sum()) + 0.5 * self.size * (1 + _LOG_2PI)
-
-    def entropy_gradient(self, params):
-        return self._entropy_gradient
 
     def spreads(self, params):
         """The inverse root of the diagonal of the Fisher information."""

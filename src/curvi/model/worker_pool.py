@@ -78,7 +78,8 @@ class WorkerPool:
                 except _LostError as error:
                     lost = error
         except WorkerError:
-            for _, future in waiting:
+            # Those of processes that are about to end fail by themselves; Python's pool stumbles over cancelled ones.
+            for _, future in [] if self.owned else waiting:
                 future.cancel()
             self.close(end=True)
             raise
@@ -134,7 +135,7 @@ class WorkerPool:
         if executor is None or not self.owned:
             return
         processes = list((getattr(executor, "_processes", None) or {}).values())
-        executor.shutdown(wait=False, cancel_futures=True)
+        executor.shutdown(wait=False, cancel_futures=not end)
         for process in processes if end else ():
             process.kill()
 

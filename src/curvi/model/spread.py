@@ -12,8 +12,9 @@ from jaxtyping import Array, Bool
 
 from curvi.model.latents import Latent
 from curvi.model.location_scale import LocationScale
-from curvi.model.minibatch import LEAST_BLOCK, MinibatchTarget
+from curvi.model.minibatch import MinibatchTarget
 from curvi.model.placement import ROWS, Placement, constrain, implicit, is_explicit
+from curvi.model.row_sample import block_rows
 from curvi.model.row_sums import sum_rows
 from curvi.model.rows.rows import Rows
 from curvi.model.target import AbstractTarget, LogDensity, Target
@@ -112,7 +113,7 @@ class SpreadRows(AbstractTarget):
             data,
             counts,
             num_rows,
-            max(target.batch_size, LEAST_BLOCK),
+            block_rows(target),
             placement.mesh,
         )
 

@@ -18,6 +18,7 @@ from curvi.family import FullRank as FullRank
 from curvi.family import LowRank as LowRank
 from curvi.family import MeanField as MeanField
 from curvi.fit import fit as fit
+from curvi.loading import load as load
 from curvi.model.black_box import BlackBoxError as BlackBoxError
 from curvi.model.factored import FactoredTarget as FactoredTarget
 from curvi.model.minibatch import MinibatchTarget as MinibatchTarget
@@ -28,7 +29,6 @@ from curvi.outcome import Outcome as Outcome
 from curvi.record.keeper import CheckpointError as CheckpointError
 from curvi.record.version import VERSION
 from curvi.results import Fit as Fit
-from curvi.results import load as load
 
 __version__ = VERSION
 

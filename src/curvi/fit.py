@@ -11,6 +11,7 @@ from jaxtyping import PRNGKeyArray
 
 from curvi.certify.gain import default_tolerance
 from curvi.family import FAMILIES, Family
+from curvi.loading import load
 from curvi.methods.arguments import check_arguments
 from curvi.methods.base import Method, Problem
 from curvi.methods.centering import first_centering
@@ -28,7 +29,7 @@ from curvi.record.checkpoint import check_mesh, same_key
 from curvi.record.clock import Clock
 from curvi.record.keeper import CheckpointError, Keeper, checked_path
 from curvi.record.progress import open_progress
-from curvi.results import Fit, load
+from curvi.results import Fit
 from curvi.run import Limits, Run
 
 

@@ -8,15 +8,25 @@ import jax
 import numpy as np
 
 from curvi.diagnostics.curvature_report import CurvatureReport, curvature_report
-from curvi.diagnostics.draws_error import errors_of_moments, errors_of_quantiles
-from curvi.diagnostics.linear_response import Covariance, sample_covariance
-from curvi.diagnostics.moments import mean_and_sd, quantiles
+from curvi.diagnostics.draws_error import errors_of_quantiles
+from curvi.diagnostics.kinds import (
+    best_kind,
+    check_kind,
+    covariance_of,
+    draws_and_densities_of,
+    draws_of,
+    errors_of,
+    moments_of,
+    quantiles_of,
+    sds_of,
+)  # fmt: skip
+from curvi.diagnostics.linear_response import Covariance
+from curvi.diagnostics.moments import mean_and_sd
 from curvi.diagnostics.posterior_check import PosteriorCheck, check_posterior
-from curvi.diagnostics.response import check_kind, corrected, response_covariance, response_of
-from curvi.diagnostics.reweighted import weights_of
 from curvi.diagnostics.sensitivity import Sensitivity, sensitivity
+from curvi.diagnostics.weighted_draws import WeightedDraws, weighted_draws, weights_of
 from curvi.estimate.resample import resample
-from curvi.estimate.sampling import densities, log_ratios, sample
+from curvi.estimate.sampling import log_ratios
 from curvi.family import Family
 from curvi.family.centering_table import CenteringTable
 from curvi.mcmc import NutsStart, Polished, polish, to_nuts
@@ -32,7 +42,7 @@ from curvi.report.arviz import to_arviz
 from curvi.report.html import write_report
 from curvi.report.table import summarise
 from curvi.report.text import verdict
-from curvi.storage import read, save
+from curvi.storage import save
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -91,17 +101,24 @@ class Fit:
     def converged(self) -> bool:
         return self.outcome is Outcome.CONVERGED
 
-    def sample(self, key, num_draws: int, kind: str = "q") -> dict[str, Any]:
-        """`num_draws` draws by name, on the model's own supports, with the model's further outputs.
+    @functools.cached_property
+    def kind(self) -> str:
+        """Which answer `mean`, `sd`, `quantiles`, `sample` and all that builds on them give unasked.
 
-        `kind="q"` draws from q. `kind="linear_response"` draws from the corrected normal distribution: q's means and
-        the linear-response covariance in q's own unconstrained coordinates, mapped to the supports. It needs normal
-        factors, and names those latents that have others.
+        `"q"` is the fitted distribution. `"linear_response"` is the normal distribution with q's means and the
+        linear-response covariance in q's own unconstrained coordinates, mapped to the supports: for factors that leave
+        out correlation. `"reweighted"` are draws of q and of wider ones around it under Pareto-smoothed importance
+        weights: the default where the family was left to the library and the weights are reliable.
         """
-        return sample(self.target, self._family(kind), self._keys(key, num_draws))
+        return best_kind(self)
 
-    def _family(self, kind: str) -> Family:
-        return self.q if check_kind(kind) == "q" else corrected(self)
+    def sample(self, key, num_draws: int, kind: str | None = None) -> dict[str, Any]:
+        """`num_draws` draws by name, on the model's own supports, with the model's further outputs.
+        `kind` is one of those of `Fit.kind`, by default that of the fit. "linear_response" needs normal factors, and
+        names those latents that have others. "reweighted" chooses among ten times as many draws, and at least 4,096, by
+        their weights: as many values of the log density, and a few draws may occur twice.
+        """
+        return draws_of(self, check_kind(self, kind), self._keys(key, num_draws), key, num_draws)
 
     def _keys(self, key, num_draws: int):
         if num_draws < 1:
@@ -114,55 +131,49 @@ class Fit:
         return log_ratios(self.target, self.q, key, num_draws)
 
     @functools.cached_property
-    def _moments(self):
+    def moments_of_q(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """Mean and sd of q by name, on the model's supports."""
         return mean_and_sd(self.target, self.q)
 
-    def quantiles(self, probabilities, kind: str = "q") -> dict[str, np.ndarray]:
+    def quantiles(self, probabilities, kind: str | None = None) -> dict[str, np.ndarray]:
         """Posterior quantiles by name, on the model's supports, with a first axis for the probabilities (`sample`)."""
-        return quantiles(self.target, self._family(kind), probabilities)
+        return quantiles_of(self, probabilities, check_kind(self, kind))
 
-    def mean(self, kind: str = "q") -> dict[str, np.ndarray]:
-        """Posterior means by name, on the model's supports; of q, or of the corrected normal distribution (see
-        `sample`): they differ where a support bends a wider distribution.
+    def mean(self, kind: str | None = None) -> dict[str, np.ndarray]:
+        """Posterior means by name, on the model's supports; of the `kind` of answer (see `Fit.kind`). Those of linear
+        response differ from q's where a support bends a wider distribution.
         """
-        moments = self._moments if check_kind(kind) == "q" else mean_and_sd(self.target, corrected(self))
-        return {name: mean for name, (mean, _) in moments.items()}
+        return {name: mean for name, (mean, _) in moments_of(self, check_kind(self, kind)).items()}
 
-    def sd(self, kind: str = "q") -> dict[str, np.ndarray]:
+    def sd(self, kind: str | None = None) -> dict[str, np.ndarray]:
         """Posterior standard deviations by name, on the model's supports.
 
         `kind="q"` (or "mean_field") is the spread of q, too small where a product of factors leaves out correlation;
-        `kind="linear_response"` corrects for that, by the response of each mean to a tilt of the log density.
+        `kind="linear_response"` corrects for that, by the response of each mean to a tilt of the log density;
+        `kind="reweighted"` is the spread of draws under importance weights.
         """
-        if check_kind(kind) == "linear_response":
-            return response_of(self)
-        return {name: sd for name, (_, sd) in self._moments.items()}
+        return sds_of(self, check_kind(self, kind))
 
     def covariance(self, kind: str = "linear_response", names=None) -> Covariance:
         """Joint posterior covariance of all or of the named latents and outputs (`matrix`, `labels`, `sd()`)."""
-        if check_kind(kind) == "linear_response":
-            return response_covariance(self, names)
-        return sample_covariance(self.sample(jax.random.key(0), 4096), names)
-
-    @functools.cached_property
-    def _moment_errors(self):
-        return errors_of_moments(self)
+        return covariance_of(self, check_kind(self, kind), names)
 
     @property
     def draws_error(self) -> dict[str, np.ndarray]:
         """Error of each posterior mean caused by the finite number of draws, in units of its posterior sd.
 
-        One standard error, estimated from few copies of the error; empty for methods without fixed draws.
+        One standard error, estimated from few copies of the error, or from the weights of a reweighted answer; empty
+        for methods without fixed draws.
         """
-        return self._moment_errors[0]
+        return errors_of(self, self.kind)[0]
 
     @property
     def draws_error_sd(self) -> dict[str, np.ndarray]:
         """The same of each posterior sd: 0.1 means that the sd is known to a tenth."""
-        return self._moment_errors[1]
+        return errors_of(self, self.kind)[1]
 
     def draws_error_quantiles(self, probabilities) -> dict[str, np.ndarray]:
-        """The same of posterior quantiles, in units of the posterior sd, with a first axis for the probabilities."""
+        """The same of quantiles of q, with a first axis for the probabilities."""
         return errors_of_quantiles(self, probabilities)
 
     # -- results from the curvature -----------------------------------------------------------------------------------
@@ -196,6 +207,13 @@ class Fit:
         return weights_of(self).khat
 
     @functools.cached_property
+    def weighted_draws(self) -> WeightedDraws:
+        """The weights behind `kind="reweighted"`: of 4,096 draws of q, or, where these vary, of draws of a wider
+        mixture, up to 16,384; `reliable` says whether moments under them are those of the posterior.
+        """
+        return weighted_draws(self)
+
+    @functools.cached_property
     def posterior_check(self) -> PosteriorCheck:
         """Whether the posterior is right: "right" as far as can be seen, "doubtful" or "not known", with reasons,
         estimated errors and what to do. Raises nothing.
@@ -203,10 +221,11 @@ class Fit:
         return check_posterior(self)
 
     def resample(self, key, num_draws: int, num_proposals: int | None = None) -> dict[str, np.ndarray]:
-        """`num_draws` draws of q, resampled with Pareto-smoothed importance weights towards the posterior.
+        """`num_draws` draws resampled with Pareto-smoothed importance weights towards the posterior: those of
+        `sample(kind="reweighted")`.
 
-        Chosen with replacement among `num_proposals` draws of q, by default ten times as many and at least 4,096. Warns
-        if k-hat shows that the weights are unreliable.
+        Chosen with replacement among `num_proposals` draws of q and of wider ones around it, by default ten times as
+        many and at least 4,096. Warns if k-hat shows that the weights are unreliable.
         """
         return resample(self.target, self.q, key, num_draws, num_proposals)
 
@@ -226,22 +245,22 @@ class Fit:
 
     # -- output -------------------------------------------------------------------------------------------------------
 
-    def summary(self, probabilities=(0.05, 0.5, 0.95), kind: str = "q", names=None):
+    def summary(self, probabilities=(0.05, 0.5, 0.95), kind: str | None = None, names=None):
         """A printable table with one row per scalar: mean, sds, quantiles, errors; has `to_dict()` and `to_pandas()`.
-        Means and quantiles are those of `kind`; both sds are shown. `names` chooses quantities and elements (\"x[3]\").
+        Means and quantiles are those of `kind`; all sds are shown. `names` chooses quantities and elements (\"x[3]\").
         """
-        return summarise(self, probabilities, check_kind(kind), names)
+        return summarise(self, probabilities, check_kind(self, kind), names)
 
     def save(self, path) -> None:
         """Write the fit to one file for `curvi.load`, with the state to resume from but without the target."""
         save(self, path)
 
-    def draws_and_densities(self, key, num_draws: int, kind: str = "q"):
+    def draws_and_densities(self, key, num_draws: int, kind: str | None = None):
         """The draws of `sample` with ln p(theta, X) on the full data and the log density that they were drawn from, on
-        the model's supports.
+        the model's supports; up to a constant where they are reweighted.
         """
-        keys, q = self._keys(key, num_draws), self._family(kind)
-        return sample(self.target, q, keys), *densities(self.target, q, keys)
+        keys = self._keys(key, num_draws)
+        return draws_and_densities_of(self, check_kind(self, kind), keys, key, num_draws)
 
     def predict(self, key, draws: dict) -> dict[str, dict[str, np.ndarray]]:
         """Groups "posterior_predictive" and "log_likelihood" at given draws, where the model has them."""
@@ -252,7 +271,7 @@ class Fit:
             )
         return predict(key, draws)
 
-    def predictive(self, key, num_draws: int, kind: str = "q") -> dict[str, dict[str, np.ndarray]]:
+    def predictive(self, key, num_draws: int, kind: str | None = None) -> dict[str, dict[str, np.ndarray]]:
         """Groups of draws by name: "posterior" (those of `sample`), and where the model has observations
         "posterior_predictive" (new data) and "log_likelihood" (of each observation, as `arviz.loo` takes it).
         """
@@ -260,13 +279,14 @@ class Fit:
         draws = self.sample(key_draw, num_draws, kind)
         return {"posterior": {name: np.asarray(v) for name, v in draws.items()}, **self.predict(key_predict, draws)}
 
-    def to_arviz(self, num_draws: int = 1000, key=None, predictive: bool = False, kind: str = "q"):
+    def to_arviz(self, num_draws: int = 1000, key=None, predictive: bool = False, kind: str | None = None):
         """Draws for ArviZ: InferenceData on ArviZ 0.x, a DataTree on 1.x.
         Groups: posterior; sample_stats with `lp` (ln p) and `log_q` of each draw, for `arviz.psislw(lp - log_q)`;
         observed_data where the model has it; posterior_predictive and log_likelihood with `predictive=True`.
         Attributes record the outcome and the kind of draws (see `sample`). `key` determines the draws.
         """
-        return to_arviz(self, jax.random.key(0) if key is None else key, num_draws, predictive, check_kind(kind))
+        key = jax.random.key(0) if key is None else key
+        return to_arviz(self, key, num_draws, predictive, check_kind(self, kind))
 
     def report(self, path, title: str | None = None) -> None:
         """Write one self-contained HTML page: the verdict, progress, posterior, k-hat, curvature and cost."""
@@ -278,22 +298,3 @@ class Fit:
     def __repr__(self) -> str:
         # Cheap, since debuggers and lists call it often.
         return f"Fit({self.outcome.name}, elbo={self.elbo:.4f}, remaining_gain={self.remaining_gain:.3g})"
-
-
-def load(path, target: AbstractTarget | None = None) -> Fit:
-    """The fit written by `fit.save(path)`.
-
-    Parameters
-    ----------
-    path
-        The file.
-    target
-        The target of the fit, constructed again. Without it the fit has its draws, moments, outcome and history, but
-        outputs of the model, `log_ratios`, k-hat, linear response and predictions raise an error.
-
-    Raises ValueError if the file is damaged, is not a fit, or belongs to another model.
-    """
-    fields, known = read(path, target)
-    fit = Fit(**fields)
-    vars(fit).update(known)  # the caches of properties
-    return fit

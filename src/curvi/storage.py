@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _FORMAT, _FORMAT_VERSION = "curvi fit", 2
 _TEXT, _CHECKSUM = "fit.json", "sha256"
 _NUMBERS = ("elbo", "elbo_se", "remaining_gain", "remaining_gain_se", "remaining_sds", "remaining_sds_se")
-_KNOWN = ("khat", "posterior_check")  # computed on request, and kept where they were
+_KNOWN = ("khat", "kind", "weighted_draws", "posterior_check")  # computed on request, and kept where they were
 
 
 def _refuse(*_):

@@ -14,6 +14,7 @@ from numpyro.distributions import constraints
 import curvi
 from curvi import Target
 from curvi.diagnostics import posterior_check
+from curvi.diagnostics.posterior_errors import Seen
 from curvi.diagnostics.reweighted import reweighted
 from curvi.report.html import page
 
@@ -132,7 +133,8 @@ def test_weights_find_shift_and_widening_within_their_errors(mean, log_sd):
     factor = np.eye(size)
     factor[0, 0] = np.exp(log_sd)
     q = curvi.FullRank(target).with_moments(np.eye(size)[0] * mean, factor)
-    found = reweighted(dataclasses.replace(shell(), target=target, q=q))
+    fit = dataclasses.replace(shell(), target=target, q=q)
+    found = reweighted(fit, fit.weighted_draws)
     sd = np.exp(log_sd)
     z = np.array([found.shift[0] + mean / sd, found.widening[0] + log_sd]) / [
         found.shift_error[0],
@@ -195,10 +197,12 @@ def test_black_boxes_are_judged_by_their_values():
 
 
 def test_too_few_effective_draws_are_a_doubt_of_their_own():
-    seen = posterior_check._Seen(khat=0.9, effective=50.0, num_draws=4096, moments=reweighted(wide()))
+    few = dataclasses.replace(wide().weighted_draws, khat=0.9, log_weights=np.log([0.5, *np.full(4095, 0.5 / 4095)]))
+    seen = Seen(weighted=few, moments=reweighted(wide()))
     (doubt,) = posterior_check._doubts(seen, 0.01, 0.01, 1.01, "a[0]")
-    assert "k-hat is 0.90" in doubt
-    assert posterior_check._doubts(dataclasses.replace(seen, effective=4000.0), 0.01, 0.01, 1.01, "a[0]") == ()
+    assert "k-hat is 0.90" in doubt and "4 of 4,096" in doubt
+    even = dataclasses.replace(seen, weighted=wide().weighted_draws)
+    assert posterior_check._doubts(even, 0.01, 0.01, 1.01, "a[0]") == ()
 
 
 # -- what is shown ----------------------------------------------------------------------------------------------------

@@ -103,6 +103,7 @@ def as_record(result: curvi.Fit) -> dict:
             "worst_factor": check.worst_factor,
             "worst_at": check.worst_at,
         },
+        "kind": result.kind,
         "families": [dataclasses.asdict(row) for row in result.families],
         "num_steps": len(result.history),
         "num_log_density": result.counts.log_density,

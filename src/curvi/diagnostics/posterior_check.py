@@ -1,11 +1,4 @@
-"""Is the posterior right? An estimate of how far means and sds of q are off, from what costs little.
-
-Two sources, each blind to something. Importance weights see every kind of difference, but where q is much too narrow
-their few effective draws underestimate it. Linear response sees the correlation that a product of factors leaves out,
-however strong, but no skew; it is asked for under independent latents only, and only where the next family would gain
-more than 0.05 nats: no sd of a Gaussian can be too small by more than the factor exp(gain), since for P of unit
-diagonal (P^-1)_ii = det(P without i) / det(P) <= exp(2 gain). Of both the larger deviation counts, scalar by scalar.
-"""
+"""Is the posterior right? The answer, with its reasons and what to do, from estimated errors (`posterior_errors`)."""
 
 import dataclasses
 import math
@@ -13,9 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from curvi.diagnostics.elements import label_at
-from curvi.diagnostics.response import affordable_response
-from curvi.diagnostics.reweighted import Reweighted, flat, reweighted, weights_of
+from curvi.diagnostics.posterior_errors import MAX_GAIN, Seen, errors_of_q, look_at, noise_of_weights
+from curvi.diagnostics.weighted_draws import WeightedDraws
 from curvi.family.shapes import SKEWED, is_skewed_name, normal_name
 from curvi.record.plain import register
 
@@ -26,11 +18,7 @@ RIGHT, DOUBTFUL, UNKNOWN = "right", "doubtful", "not known"
 # The largest errors of an answer that is called right: root mean square error of the means in posterior sds, median
 # error of the sds, and the factor of the worst sd.
 MAX_MEAN, MAX_SD, MAX_FACTOR = 0.1, 0.05, 1.4
-# Vehtari et al. (2024): weights are stable up to this k-hat. It is the shape of the far tail alone, so that a large one
-# does not matter where the weights hardly vary: half of the draws effective.
-MAX_KHAT, ENOUGH_EFFECTIVE = 0.7, 0.5
 _WITH_TARGET = "curvi.load(path, target=target) has all of this"
-MAX_GAIN = 0.05  # nats of the next family: sds within 5 %, by the bound above
 
 
 @register
@@ -47,13 +35,13 @@ class PosteriorCheck:
     next
         What to do about it; empty where nothing is to be done.
     khat, effective_draws, num_draws
-        The tail shape of the importance ratios, and how many of the draws are effective; NaN where unknown.
+        The tail shape of the importance ratios of q, and how many of the draws are effective; NaN where unknown.
     mean_error
         The estimated root mean square error of the means, in posterior sds; NaN where unknown.
     sd_error
-        The estimated median of |sd of q / posterior sd - 1|; NaN where unknown.
+        The estimated median of |sd / posterior sd - 1|; NaN where unknown.
     worst_factor, worst_at
-        The estimated posterior sd divided by that of q where this is furthest from 1, and where that is.
+        The estimated posterior sd divided by that of the answer where this is furthest from 1, and where that is.
     next_family, predicted_gain
         The next larger family, and the nats that it should gain; empty and NaN where unknown.
     """
@@ -85,98 +73,33 @@ class PosteriorCheck:
         return f"{self.words}: " + "; ".join(self.reasons)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Seen:
-    """What the sources say; None, NaN and reasons in words where they say nothing."""
-
-    khat: float = math.nan
-    effective: float = math.nan
-    num_draws: int = 0
-    moments: Reweighted | None = None
-    no_weights: str = ""
-    response: np.ndarray | None = None  # ln of the factor by which an sd of linear response exceeds that of q
-    no_response: str = ""
-    family: str = ""
-    gain: float = math.nan
-
-    @property
-    def reliable(self) -> bool:
-        return self.khat <= MAX_KHAT or self.effective >= ENOUGH_EFFECTIVE * self.num_draws
-
-
 def check_posterior(fit: "Fit") -> PosteriorCheck:
     """The check of a fit; whatever fails in it is a reason why something is not known."""
-    seen = _look(fit)
-    mean_error, sd_error, factor, at = _errors(fit, seen)
+    seen = look_at(fit)
+    by_weights = seen.kind == "reweighted"
+    mean_error, sd_error, factor, at = (noise_of_weights if by_weights else errors_of_q)(fit, seen)
     doubts = _doubts(seen, mean_error, sd_error, factor, at)
     if doubts:
         answer, reasons = DOUBTFUL, doubts
     elif seen.moments is None:
         answer, reasons = UNKNOWN, (seen.no_weights,)
     else:
-        answer, reasons = RIGHT, (_within(seen.moments, mean_error, sd_error, factor),)
+        answer, reasons = RIGHT, (_within(seen, mean_error, sd_error, factor),)
     return PosteriorCheck(
         answer, reasons, _next(fit, answer, seen), seen.khat, seen.effective, seen.num_draws, mean_error, sd_error,
         factor, at, seen.family, seen.gain,
     )  # fmt: skip
 
 
-def _look(fit: "Fit") -> _Seen:
-    seen = dataclasses.replace(_Seen(), **_next_family(fit))
-    # A model that fails, on the host or in the compiler, may raise anything.
-    try:
-        weights = weights_of(fit)
-        effective, count = weights.effective_draws, len(weights.log_weights)
-        seen = dataclasses.replace(seen, khat=weights.khat, effective=effective, num_draws=count)
-        if weights.khat == np.inf and effective > count - 0.5:
-            raise ValueError("the importance ratios are not finite")
-        seen = dataclasses.replace(seen, moments=reweighted(fit))
-    except Exception as error:
-        seen = dataclasses.replace(seen, no_weights=str(error))
-    if not fit.q.separable or fit.q.noise_size == 1 or seen.gain <= MAX_GAIN:
-        return seen
-    try:
-        response = flat(affordable_response(fit))
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return dataclasses.replace(seen, response=np.log(response / flat(fit.sd())))
-    except Exception as error:
-        return dataclasses.replace(seen, no_response=str(error))
-
-
-def _next_family(fit: "Fit") -> dict:
-    """Name and predicted gain, over the family of the fit, of that with more parameters whose gain is largest."""
-    chosen = next((row for row in fit.families if row.chosen), None)
-    larger = [row for row in fit.families if chosen is not None and row.num_params > chosen.num_params]
-    if chosen is None or not larger:
-        return {}
-    best = max(larger, key=lambda row: row.predicted_gain if np.isfinite(row.predicted_gain) else -np.inf)
-    return {"family": best.name, "gain": float(best.predicted_gain - chosen.predicted_gain)}
-
-
-def _errors(fit: "Fit", seen: _Seen) -> tuple[float, float, float, str]:
-    """Estimated errors of means and sds, less what is noise, and the label of the worst sd."""
-    widening, shift = seen.response, None
-    if (found := seen.moments) is not None:
-        sign = np.sign(found.widening)
-        by_weights = sign * np.sqrt(np.maximum(found.widening**2 - found.widening_error**2, 0.0))
-        shift = np.maximum(found.shift**2 - found.shift_error**2, 0.0)
-        if widening is None:
-            widening = by_weights
-        else:
-            widening = np.where(np.abs(by_weights) > np.abs(widening), by_weights, widening)
-    if widening is None or not np.any(known := np.isfinite(widening)):
-        return math.nan, math.nan, math.nan, ""
-    # Quantities that do not vary have no sd to be off.
-    mean_error = math.nan if shift is None else float(np.sqrt(np.mean((shift * np.exp(-2 * widening))[known])))
-    size = np.where(known, np.abs(widening), -1.0)
-    worst = int(size.argmax())
-    label = label_at({name: np.shape(value) for name, value in fit.sd().items()}, worst)
-    sd_error = float(np.median(np.abs(np.expm1(-widening[known]))))
-    return mean_error, sd_error, float(np.exp(widening[worst])), label
-
-
-def _doubts(seen: _Seen, mean_error: float, sd_error: float, factor: float, at: str) -> tuple[str, ...]:
+def _doubts(seen: Seen, mean_error: float, sd_error: float, factor: float, at: str) -> tuple[str, ...]:
     doubts, off, small = [], max(factor, 1 / factor), "small" if factor > 1 else "large"
+    if seen.kind == "reweighted":
+        if off > MAX_FACTOR or sd_error > MAX_SD or mean_error > MAX_MEAN:
+            doubts.append(
+                f"importance weights leave an error of {mean_error:.2g} sds in means, {100 * sd_error:.0f} % in sds "
+                f"and a factor of {off:.3g} at {at}"
+            )
+        return tuple(doubts)
     if off > MAX_FACTOR:
         # Weights underestimate it where few draws are effective.
         blind = seen.moments is not None and seen.response is None and not seen.reliable
@@ -189,18 +112,32 @@ def _doubts(seen: _Seen, mean_error: float, sd_error: float, factor: float, at: 
     if mean_error > MAX_MEAN:
         doubts.append(f"means are off by about {mean_error:.2g} posterior sds")
     if not doubts and seen.moments is not None and not seen.reliable:
-        doubts.append(
-            f"k-hat is {seen.khat:.2f}, and {seen.effective:,.0f} of {seen.num_draws:,} draws are effective: q and the "
-            "posterior differ by more than importance weights can tell"
-        )
+        doubts.append(_unreliable(seen.weighted))
     if not doubts and seen.gain > MAX_GAIN and seen.response is None:
         doubts.append(f"{seen.family} would gain {seen.gain:.3g} nats")
     return tuple(doubts)
 
 
-def _within(found: Reweighted, mean_error: float, sd_error: float, factor: float) -> str:
-    if math.isnan(mean_error):
+def _unreliable(found: WeightedDraws | None) -> str:
+    if found is None:
+        return "of importance weights nothing is known"
+    effective = f"{found.effective_draws:,.0f} of {len(found.log_weights):,} draws are effective"
+    return (
+        f"k-hat is {found.khat:.2f}, and {effective}: q and the posterior differ by more than importance weights "
+        "can tell"
+    )
+
+
+def _within(seen: Seen, mean_error: float, sd_error: float, factor: float) -> str:
+    found = seen.moments
+    if math.isnan(mean_error) or found is None:
         return "importance weights do not contradict q"
+    if seen.kind == "reweighted" and seen.weighted is not None:
+        return (
+            f"importance weights correct q, {seen.weighted.effective_draws:,.0f} of {len(seen.weighted.log_weights):,} "
+            f"draws effective: means within about {max(mean_error, 0.005):.2g} posterior sds, sds within "
+            f"{max(100 * sd_error, 1.0):.0f} % in the median and a factor of {factor:.3g} at worst"
+        )
     # What is hidden by the noise of the weights is not known to be smaller than it.
     mean, sd = (np.median(error[np.isfinite(error)]) for error in (found.shift_error, found.widening_error))
     mean, percent = max(mean_error, float(mean), 0.005), max(100 * max(sd_error, float(sd)), 1.0)
@@ -210,7 +147,7 @@ def _within(found: Reweighted, mean_error: float, sd_error: float, factor: float
     )
 
 
-def _next(fit: "Fit", answer: str, seen: _Seen) -> str:
+def _next(fit: "Fit", answer: str, seen: Seen) -> str:
     if answer == RIGHT:
         return ""
     if answer == UNKNOWN and "needs the target" in seen.no_weights:
@@ -226,8 +163,8 @@ def _next(fit: "Fit", answer: str, seen: _Seen) -> str:
         steps.append(f'curvi.fit(target, key=key, family="{normal_name(seen.family)}"{skew})')
     if seen.response is not None:
         steps.append('kind="linear_response" for sds, quantiles and draws')
-    elif seen.khat <= MAX_KHAT:
-        steps.append("fit.resample(key, n) weighs draws towards the posterior")
+    elif seen.reliable and seen.kind == "q":
+        steps.append('kind="reweighted" for means, sds, quantiles and draws')
     smooth = target.order > 0 and not target.black_box and not any(latent.discrete for latent in target.latents)
     steps.append("fit.polish(key): NUTS from q" if smooth else "a family that is closer to the posterior")
     steps.append("or reparameterise (hierarchies: the non-centred form)")

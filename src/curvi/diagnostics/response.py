@@ -14,22 +14,9 @@ from curvi.family.corrected import NormalWithCovariance, not_normal
 if TYPE_CHECKING:
     from curvi.results import Fit
 
-KINDS = ("q", "linear_response")
 _FREE = 40_000  # evaluations of the model that sds may take unasked, however cheap the fit was
-_ALIASES = {"mean_field": "q"}
 _MOST_JOINT = 8192  # coordinates whose joint covariance is stored
 _STORED = 4_000_000
-
-
-def check_kind(kind: str) -> str:
-    """The kind under its own name; ValueError for another."""
-    kind = _ALIASES.get(kind, kind) if isinstance(kind, str) else kind
-    if kind not in KINDS:
-        raise ValueError(
-            f'kind must be "q" (the fitted distribution; "mean_field" means the same) or "linear_response" '
-            f"(corrected for what q leaves out); got {kind!r}"
-        )
-    return kind
 
 
 def curvature_of(fit: "Fit", purpose: str = "linear response") -> WhitenedHessian:

@@ -1,21 +1,23 @@
-"""Means and sds of the posterior as importance weights of the draws of q see them.
+"""Means, sds and quantiles of the posterior as importance weights of draws see them.
 
-With normalised Pareto-smoothed weights w of N draws, standardised by q to z, the posterior mean is estimated by
-sum w z and the variance by sum w z^2 - (sum w z)^2. Both are compared with the same draws without weights, so that
-where q is the posterior neither the difference nor its error is any noise of the draws; the errors are
+With normalised Pareto-smoothed weights w towards the posterior and v towards q, of draws standardised by q to z, the
+moments under w are compared with those of the same draws under v, and the difference is added to q's own, which are
+known without noise: where q is the posterior neither the difference nor its error is any noise of the draws. To first
+order the errors are
 
-    mean: sqrt(sum (w - 1/N)^2 z^2),    ln sd: sqrt(sum (w - 1/N)^2 (z^2 - 1)^2) / 2.
+    mean: sqrt(sum (w - v)^2 z^2),    ln sd: sqrt(sum (w - v)^2 (z^2 - 1)^2) / 2.
 """
 
 import dataclasses
 from typing import TYPE_CHECKING
 
-import jax
 import numpy as np
 
-from curvi.diagnostics.moments import MOST_LATENTS
-from curvi.estimate.psis import SmoothedWeights, smooth_weights
-from curvi.estimate.sampling import final_draws, sample
+from curvi.diagnostics.linear_response import by_name
+from curvi.diagnostics.moments import MOST_LATENTS, check_probabilities
+from curvi.diagnostics.weighted_draws import WeightedDraws
+from curvi.estimate.sampling import sample
+from curvi.estimate.widened_draws import WidenedDraws
 
 if TYPE_CHECKING:
     from curvi.results import Fit
@@ -41,35 +43,28 @@ class Reweighted:
     widening_error: np.ndarray
 
 
-def weights_of(fit: "Fit") -> SmoothedWeights:
-    """The smoothed weights of the draws behind k-hat; made once."""
-    if "_weights" not in vars(fit):
-        vars(fit)["_weights"] = smooth_weights(fit.log_ratios(jax.random.key(0), final_draws(fit.q)))
-    return vars(fit)["_weights"]
-
-
-def reweighted(fit: "Fit") -> Reweighted:
-    """The moments of the weighted draws, in chunks, less those without weights."""
-    found = weights_of(fit)
-    weights = np.exp(found.log_weights)
-    count = len(weights)
+def reweighted(fit: "Fit", found: WeightedDraws | None = None) -> Reweighted:
+    """The moments of the weighted draws, in chunks, less those of q; made once for the weights of the fit."""
+    if found is None:
+        if "_reweighted" not in vars(fit):
+            vars(fit)["_reweighted"] = reweighted(fit, fit.weighted_draws)
+        return vars(fit)["_reweighted"]
     if fit.q.noise_size > MOST_LATENTS:
         raise ValueError(
-            f"{found.effective_draws:,.0f} of {count:,} draws are effective (k-hat {found.khat:.2f}), and of more than "
-            f"{MOST_LATENTS:,} latents no moments are taken under weights"
+            f"{found.effective_draws:,.0f} of {len(found.log_weights):,} draws are effective (k-hat {found.khat:.2f}), "
+            f"and of more than {MOST_LATENTS:,} latents no moments are taken under weights"
         )
-    plain = np.full(count, 1 / count)
-    mean, sd = flat(fit.mean()), flat(fit.sd())
-    # The keys of `log_ratios`: the same draws.
-    keys = jax.random.split(jax.random.key(0), count)
+    names, (mean, sd) = list(fit.mean("q")), (flat(values) for values in (fit.mean("q"), fit.sd("q")))
+    weights, own = np.exp(found.log_weights), np.exp(found.log_own)
+    drawn, keys = WidenedDraws(fit.q, found.widened), found.keys
     powers = np.zeros((3, 5, len(mean)))
-    for at in range(0, count, _CHUNK):
-        draws = sample(fit.target, fit.q, keys[at : at + _CHUNK])
+    for at in range(0, len(keys), _CHUNK):
+        draws = sample(fit.target, drawn, keys[at : at + _CHUNK])
         with np.errstate(divide="ignore", invalid="ignore"):
-            z = (np.concatenate([_rows(draws[name]) for name in fit.mean()], 1) - mean) / sd
-        w, p = (values[at : at + _CHUNK] for values in (weights, plain))
+            z = (np.concatenate([_rows(draws[name]) for name in names], 1) - mean) / sd
+        w, v = weights[at : at + _CHUNK], own[at : at + _CHUNK]
         for power in range(5):
-            powers[:, power] += np.stack([w, p, (w - p) ** 2]) @ z**power
+            powers[:, power] += np.stack([w, v, (w - v) ** 2]) @ z**power
     with_weights, without, error = powers
     with np.errstate(divide="ignore", invalid="ignore"):
         variances = [moments[2] - moments[1] ** 2 for moments in (with_weights, without)]
@@ -79,6 +74,40 @@ def reweighted(fit: "Fit") -> Reweighted:
             np.log(variances[0] / variances[1]) / 2,
             np.sqrt(np.maximum(error[4] - 2 * error[2] + error[0], 0.0)) / 2,
         )
+
+
+def reweighted_moments(fit: "Fit") -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Mean and sd by name; those of q for what does not vary."""
+    found, mean, sd = reweighted(fit), fit.mean("q"), fit.sd("q")
+    shift, widening = (np.where(np.isfinite(change), change, 0.0) for change in (found.shift, found.widening))
+    shapes = {name: np.shape(value) for name, value in mean.items()}
+    shifts, widenings = by_name(shift, shapes), by_name(np.exp(widening), shapes)
+    return {name: (mean[name] + sd[name] * shifts[name], sd[name] * widenings[name]) for name in mean}
+
+
+def reweighted_errors(fit: "Fit") -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """One standard error of each mean and of each sd, both in units of the sd."""
+    found, shapes = reweighted(fit), {name: np.shape(value) for name, value in fit.mean("q").items()}
+    errors = (found.shift_error * np.exp(-found.widening), found.widening_error)
+    means, sds = (by_name(np.where(np.isfinite(error), error, 0.0), shapes) for error in errors)
+    return means, sds
+
+
+def reweighted_quantiles(fit: "Fit", probabilities) -> dict[str, np.ndarray]:
+    """Quantiles by name, with a first axis for the probabilities: the values at which the sum of weights gets there."""
+    wanted, found = check_probabilities(probabilities), fit.weighted_draws
+    draws = sample(fit.target, WidenedDraws(fit.q, found.widened), found.keys)
+    weights, out = np.exp(found.log_weights), {}
+    for name in fit.mean("q"):
+        values = _rows(draws[name])
+        order = np.argsort(values, axis=0, kind="stable")
+        ends = np.cumsum(weights[order], axis=0)
+        middles = ends - weights[order] / 2
+        columns = [
+            np.interp(wanted, middles[:, i] / ends[-1, i], values[order[:, i], i]) for i in range(values.shape[1])
+        ]
+        out[name] = np.stack(columns, 1).reshape(len(wanted), *np.shape(draws[name])[1:])
+    return out
 
 
 def flat(values: dict) -> np.ndarray:

@@ -86,7 +86,7 @@ def sensitivity(fit: "Fit", perturbation, at=0.0) -> Sensitivity:
     shape = jax.eval_shape(perturbation, fit.q.to_model(fit.q.from_normal(noise[0]))[0], t)
     if getattr(shape, "shape", None) != ():
         raise ValueError(f"perturbation must return one number; it returned {shape}. Sum its terms (jnp.sum)")
-    moved, mean = [], fit.mean()
+    moved, mean = [], fit.mean("q")
     for start in range(0, max(t.size, 1), _AT_ONCE):
         entries = np.arange(start, min(start + _AT_ONCE, t.size))
         pulls = np.asarray(_pulls(perturbation, fit.q, noise, t, entries), np.float64)
@@ -98,7 +98,7 @@ def sensitivity(fit: "Fit", perturbation, at=0.0) -> Sensitivity:
         name: np.stack([np.asarray(one[name], dtype=float) for one in moved], -1).reshape((*mean[name].shape, *t.shape))
         for name in mean
     }
-    return Sensitivity(derivative, mean, fit.sd(), np.asarray(t, dtype=float))
+    return Sensitivity(derivative, mean, fit.sd("q"), np.asarray(t, dtype=float))
 
 
 @eqx.filter_jit

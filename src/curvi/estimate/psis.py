@@ -13,7 +13,10 @@ import numpy as np
 from scipy.special import logsumexp
 
 KHAT_DRAWS = 4096  # draws for the k-hat of a fit
-_LARGEST = min(1 - 1 / np.log10(KHAT_DRAWS), 0.7)  # k-hat up to which that many draws give stable weights
+# k-hat up to which weights are stable, given enough draws (Vehtari et al. 2024); it is the shape of the far tail alone,
+# so that a larger one does not matter where the weights hardly vary: half of the draws effective.
+MAX_KHAT, ENOUGH_EFFECTIVE = 0.7, 0.5
+_FEWEST_EFFECTIVE = 400  # below that many, moments under the weights are noise
 _FEWEST = 5  # ratios in the tail needed for a fit
 _SMALLEST = np.log(np.finfo(float).tiny)
 
@@ -29,6 +32,16 @@ class SmoothedWeights:
     def effective_draws(self) -> float:
         """Effective sample size: 1 / sum of squared weights."""
         return float(np.exp(-np.asarray(logsumexp(2 * self.log_weights))))
+
+    @property
+    def reliable(self) -> bool:
+        """Whether moments under the weights are those of the posterior, within their errors.
+
+        Vehtari et al. (2024, section 3.2): k-hat below 0.7, and below 1 - 1 / log10 of the number of draws.
+        """
+        count, effective = len(self.log_weights), self.effective_draws
+        stable = self.khat <= min(MAX_KHAT, 1 - 1 / np.log10(count)) and effective >= _FEWEST_EFFECTIVE
+        return bool(stable or effective >= ENOUGH_EFFECTIVE * count)
 
 
 def smooth_weights(log_ratios) -> SmoothedWeights:
@@ -94,7 +107,7 @@ def khat_meaning(khat: float) -> str:
         return "unknown: the importance ratios are not finite, or too few of them differ"
     if khat < 0.5:
         return "good: q is close to the posterior, and importance weights correct the rest"
-    if khat <= _LARGEST:
+    if khat <= MAX_KHAT:
         return "usable: importance weights correct q (fit.resample)"
     if khat <= 1:
         return "the tails of q are too light for importance weights to correct it"

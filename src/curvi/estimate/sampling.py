@@ -60,14 +60,16 @@ def log_ratios(target: AbstractTarget, q: Family, key, num_draws: int, memory: i
     """ln p - ln q of `num_draws` independent draws on the full data, in chunks so that memory does not grow with
     their number.
     """
+    return ratios_of_keys(target, q, jax.random.split(key, num_draws), memory)
+
+
+def ratios_of_keys(target: AbstractTarget, q, keys, memory: int | None = None) -> jax.Array:
+    """ln p - ln q at the draws of these keys."""
     if target.black_box:
-        return _host_log_ratios(target, q, jax.random.split(key, num_draws))
-    return ratios_of_keys(target, q, jax.random.split(key, -(-num_draws // _CHUNK) * _CHUNK), memory)[:num_draws]
-
-
-def ratios_of_keys(target: AbstractTarget, q: Family, keys, memory: int | None = None) -> jax.Array:
-    """ln p - ln q at the draws of these keys, a multiple of 256 of them."""
-    return _log_ratio_chunks(target, q, keys.reshape(-1, at_once(target, q, memory)))
+        return _host_log_ratios(target, q, keys)
+    count = len(keys)
+    padded = keys[np.arange(-(-count // _CHUNK) * _CHUNK) % count]
+    return _log_ratio_chunks(target, q, padded.reshape(-1, at_once(target, q, memory)))[:count]
 
 
 def _host_log_ratios(target, q, keys) -> jax.Array:

@@ -37,7 +37,7 @@ class Moved:
 
 def moved_from(fit: "Fit", draws, bulk, tail) -> Moved:
     """What draws (chains, draws, ...) with these effective sizes say of the q of a fit."""
-    old_mean, old_sd = fit.mean(), fit.sd()
+    old_mean, old_sd = fit.mean("q"), fit.sd("q")
     means, sds = {}, {}
     for name, values in draws.items():
         new_mean, new_sd = values.mean((0, 1), dtype=np.float64), values.std((0, 1), dtype=np.float64)

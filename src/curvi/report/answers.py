@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from curvi.certify.gain import LARGEST_STEP
-from curvi.diagnostics.posterior_check import DOUBTFUL, ENOUGH_EFFECTIVE, MAX_KHAT, RIGHT
-from curvi.estimate.psis import khat_meaning
+from curvi.diagnostics.posterior_check import DOUBTFUL, RIGHT
+from curvi.estimate.psis import ENOUGH_EFFECTIVE, MAX_KHAT, khat_meaning
 from curvi.outcome import Outcome
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from curvi.diagnostics.elements import chosen_elements, label_of
+from curvi.diagnostics.kinds import errors_of
 from curvi.diagnostics.response import affordable_response
 from curvi.report import answers
 
@@ -17,6 +18,7 @@ _SHOWN = 60
 _MOST_ROWS, _MOST_EACH = 100_000, 1000  # scalars that all have a row; rows of each quantity where there are more
 
 MEAN, SD, RESPONSE_SD = "mean", "sd (q)", "sd (linear response)"
+WEIGHTED_SD = "sd (reweighted)"
 ERROR, SD_ERROR = "error of mean", "error of sd"
 
 
@@ -92,25 +94,31 @@ def summarise(fit: "Fit", probabilities=(0.05, 0.5, 0.95), kind: str = "q", name
     """The summary of a fit, or of the named quantities and elements alone. If linear response is not available, its
     column is left out, and a note says why.
     """
-    mean, sd, quantiles = fit.mean(kind), fit.sd(), fit.quantiles(probabilities, kind)
+    mean, sd, quantiles = fit.mean(kind), fit.sd("q"), fit.quantiles(probabilities, kind)
     shapes = {name: value.shape for name, value in mean.items()}
     num_scalars = sum(value.size for value in mean.values())
     chosen = chosen_elements(shapes, names, _MOST_EACH if num_scalars > _MOST_ROWS else None)
     _flat = functools.partial(_columns, chosen)
-    columns, notes = {MEAN: _flat(mean), SD: _flat(sd)}, []
+    columns, notes = {MEAN: _flat(mean)}, []
+    if kind == "reweighted":
+        columns[WEIGHTED_SD] = _flat(fit.sd(kind))
+    columns[SD] = _flat(sd)
     try:
         columns[RESPONSE_SD] = _flat(affordable_response(fit))
     except ValueError as error:
         notes.append(f"No sd by linear response: {error}.")
     for row, probability in enumerate(np.atleast_1d(probabilities)):
         columns[f"{100 * probability:g}%"] = _flat({name: value[row] for name, value in quantiles.items()})
-    if errors := fit.draws_error:
-        of_sd = fit.draws_error_sd
-        columns[ERROR] = _flat({name: errors[name] * sd[name] for name in mean})
-        columns[SD_ERROR] = _flat({name: of_sd[name] * sd[name] for name in mean})
+    errors, of_sd = errors_of(fit, kind)
+    if errors:
+        unit = fit.sd(kind) if kind == "reweighted" else sd
+        columns[ERROR] = _flat({name: errors[name] * unit[name] for name in mean})
+        columns[SD_ERROR] = _flat({name: of_sd[name] * unit[name] for name in mean})
         notes.append(f'"{ERROR}", "{SD_ERROR}": one standard error, from the finite number of draws behind the fit.')
     if kind == "linear_response":
         notes.append("Means and quantiles are those of the normal with the covariance of linear response.")
+    if kind == "reweighted":
+        notes.append("Means and quantiles are those of draws under importance weights (fit.kind).")
     notes += [_first_of(name, index, shapes[name]) for name, index in chosen.items() if names is None]
     labels = tuple(label_of(name, shapes[name], i) for name, index in chosen.items() for i in index)
     counts = {name: len(index) for name, index in chosen.items()}

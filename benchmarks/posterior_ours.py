@@ -12,6 +12,8 @@ import optax
 
 import curvi
 import posterior_clock as clock
+from curvi.diagnostics.weighted_draws import LOOKS
+from curvi.estimate.sampling import FINAL_DRAWS
 from peer_methods import Gaussian
 from peer_problems import Flat
 from posterior_errors import Judge, errors, number
@@ -39,8 +41,9 @@ def fits(posterior, reference: dict, method: str, seed: int, max_seconds: float)
     target: Any = None
 
     def once(key):
+        """A fit with its means and sds: what a user waits for."""
         fit = curvi.fit(target, key=key, progress=False, max_seconds=max_seconds, **OPTIONS[method])
-        jax.block_until_ready(fit.q.params)
+        jax.block_until_ready((fit.q.params, fit.mean(), fit.sd()))
         return fit
 
     key, began = jax.random.key(seed), clock.now()
@@ -67,19 +70,28 @@ def _said(fit) -> dict:
     """What the fit says, and its ELBO on draws of our own, the same for every seed."""
     ratios = np.asarray(fit.log_ratios(jax.random.key(20_261), NUM_DRAWS), float)
     counts = fit.counts
+    family = {"MeanField": "mean field", "FullRank": "full rank"}.get(type(fit.q).__name__, type(fit.q).__name__)
     return {
         "outcome": fit.outcome.name,
-        "family": {"MeanField": "mean field", "FullRank": "full rank"}.get(type(fit.q).__name__, type(fit.q).__name__),
+        "family": family + (", reweighted" if fit.kind == "reweighted" else ""),
         "elbo": number6(ratios.mean()),
         "elbo_se": number(ratios.std(ddof=1) / NUM_DRAWS**0.5),
         "said_elbo": [number6(fit.elbo), number(fit.elbo_se)],
         "remaining_gain": [number(fit.remaining_gain), number(fit.remaining_gain_se)],
         "calls": {"log_density": counts.log_density, "gradient": counts.gradient, "hvp": counts.hvp},
-        "evaluations": counts.evaluations,
+        "evaluations": counts.evaluations + _to_answer(fit),
         "khat": number(fit.khat),
         "families": [_plain(row) for row in getattr(fit, "families", None) or ()],
         "warns": verdict_warns(fit),
     }
+
+
+def _to_answer(fit) -> int:
+    """Values of the log density behind a reweighted answer: the look at q, and those at wider draws after it."""
+    if fit.kind != "reweighted":
+        return 0
+    looks = [FINAL_DRAWS, *LOOKS]
+    return sum(looks[: looks.index(len(fit.weighted_draws.log_weights), 1) + 1])
 
 
 def _plain(row) -> dict:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 # Looks at the mixture: as many draws as for q, and four times as many where fewer of them than this are effective. An
 # effective size of 1,000 leaves means to 0.03 sd and sds to 2 %, half of what a right answer may be off.
-_LOOKS, _EFFECTIVE = (4096, 16_384), 1_000
+LOOKS, _EFFECTIVE = (4096, 16_384), 1_000
 _CLOSE = 0.9  # share of effective draws from which wider ones cannot show more
 _MOST_WIDENED = 1024  # latents: with more, the wider parts of the mixture hardly ever meet q's
 
@@ -81,7 +81,7 @@ def weighted_draws(fit: "Fit") -> WeightedDraws:
     if found.effective_draws >= _CLOSE * count or why_not_widened(fit):
         return plain
     drawn, best = WidenedDraws(fit.q), plain
-    for seed, count in enumerate(_LOOKS, 1):
+    for seed, count in enumerate(LOOKS, 1):
         log_ratios, log_own = widened_ratios(fit.target, drawn, _keys(seed, count))
         weights = smooth_weights(log_ratios)
         own = log_own - np.logaddexp.reduce(log_own)

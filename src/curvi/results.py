@@ -108,7 +108,7 @@ class Fit:
         `"q"` is the fitted distribution. `"linear_response"` is the normal distribution with q's means and the
         linear-response covariance in q's own unconstrained coordinates, mapped to the supports: for factors that leave
         out correlation. `"reweighted"` are draws of q and of wider ones around it under Pareto-smoothed importance
-        weights: the default where the family was left to the library and the weights are reliable.
+        weights: the default where the family was left to the library and enough draws are effective.
         """
         return best_kind(self)
 
@@ -209,7 +209,7 @@ class Fit:
     @functools.cached_property
     def weighted_draws(self) -> WeightedDraws:
         """The weights behind `kind="reweighted"`: of 4,096 draws of q, or, where these vary, of draws of a wider
-        mixture, up to 16,384; `reliable` says whether moments under them are those of the posterior.
+        mixture, up to 65,536; `reliable` says whether moments under them are those of the posterior.
         """
         return weighted_draws(self)
 
@@ -225,7 +225,7 @@ class Fit:
         `sample(kind="reweighted")`.
 
         Chosen with replacement among `num_proposals` draws of q and of wider ones around it, by default ten times as
-        many and at least 4,096. Warns if k-hat shows that the weights are unreliable.
+        many and at least 4,096. Warns if too few of them are effective.
         """
         return resample(self.target, self.q, key, num_draws, num_proposals)
 

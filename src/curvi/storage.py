@@ -63,6 +63,7 @@ class MissingTarget(AbstractTarget):
 def save(fit: "Fit", path) -> None:
     """Write a fit to `path`: to a new file, flushed to the disk, which then takes the place of the old one."""
     arrays: list[np.ndarray] = []
+    _ = fit.kind  # a fit without its target cannot find out, and would answer otherwise
     text = json.dumps(_describe(fit, arrays), allow_nan=False, indent=1)
     members = {_TEXT: text.encode(), **{_array_name(i): _array_bytes(array) for i, array in enumerate(arrays)}}
     path = Path(path)

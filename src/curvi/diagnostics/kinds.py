@@ -4,8 +4,9 @@
 "linear_response"  q's means, with a covariance corrected for what q leaves out (`curvi.diagnostics.linear_response`).
 "reweighted"       draws of q and of wider ones around it, under importance weights (`curvi.diagnostics.reweighted`).
 
-Weights that are reliable correct every difference between q and the posterior, at the cost of values of the log density
-alone. So they are the answer wherever the choice was left to the library and they are; whoever names a family gets it.
+Weights correct every difference between q and the posterior, as far as the draws reach, at the cost of values of the
+log density alone. So they are the answer wherever the choice was left to the library and enough draws are effective;
+where they are not reliable, the verdict says so (`posterior_check`). Whoever names a family gets it.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -46,7 +47,7 @@ def check_kind(fit: "Fit", kind: str | None) -> str:
 
 def best_kind(fit: "Fit") -> str:
     """The kind that is given unasked: "reweighted" where the family was the library's choice, the optimum is found,
-    and the weights are reliable; else "q". Raises nothing.
+    and the weights are useful; else "q". Raises nothing.
     """
     left_to_us = fit.checkpoint is not None and len(fit.checkpoint.families) > 1
     if not left_to_us or not fit.converged or fit.target.minibatched or why_not_widened(fit):
@@ -56,7 +57,7 @@ def best_kind(fit: "Fit") -> str:
         found = fit.weighted_draws
     except Exception:
         return "q"
-    return "reweighted" if found.widened and found.reliable else "q"
+    return "reweighted" if found.widened and found.useful else "q"
 
 
 def family_of(fit: "Fit", kind: str) -> Family:

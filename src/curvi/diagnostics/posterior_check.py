@@ -99,6 +99,8 @@ def _doubts(seen: Seen, mean_error: float, sd_error: float, factor: float, at: s
                 f"importance weights leave an error of {mean_error:.2g} sds in means, {100 * sd_error:.0f} % in sds "
                 f"and a factor of {off:.3g} at {at}"
             )
+        if not seen.reliable:
+            doubts.append(_unreliable(seen.weighted, "importance weights correct q in part only"))
         return tuple(doubts)
     if off > MAX_FACTOR:
         # Weights underestimate it where few draws are effective.
@@ -112,20 +114,17 @@ def _doubts(seen: Seen, mean_error: float, sd_error: float, factor: float, at: s
     if mean_error > MAX_MEAN:
         doubts.append(f"means are off by about {mean_error:.2g} posterior sds")
     if not doubts and seen.moments is not None and not seen.reliable:
-        doubts.append(_unreliable(seen.weighted))
+        doubts.append(_unreliable(seen.weighted, "q and the posterior differ by more than importance weights can tell"))
     if not doubts and seen.gain > MAX_GAIN and seen.response is None:
         doubts.append(f"{seen.family} would gain {seen.gain:.3g} nats")
     return tuple(doubts)
 
 
-def _unreliable(found: WeightedDraws | None) -> str:
+def _unreliable(found: WeightedDraws | None, meaning: str) -> str:
     if found is None:
         return "of importance weights nothing is known"
     effective = f"{found.effective_draws:,.0f} of {len(found.log_weights):,} draws are effective"
-    return (
-        f"k-hat is {found.khat:.2f}, and {effective}: q and the posterior differ by more than importance weights "
-        "can tell"
-    )
+    return f"k-hat is {found.khat:.2f}, and {effective}: {meaning}"
 
 
 def _within(seen: Seen, mean_error: float, sd_error: float, factor: float) -> str:

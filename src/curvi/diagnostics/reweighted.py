@@ -16,6 +16,7 @@ import numpy as np
 from curvi.diagnostics.linear_response import by_name
 from curvi.diagnostics.moments import MOST_LATENTS, check_probabilities
 from curvi.diagnostics.weighted_draws import WeightedDraws
+from curvi.estimate.resample import chosen_evenly
 from curvi.estimate.sampling import sample
 from curvi.estimate.widened_draws import WidenedDraws
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from curvi.results import Fit
 
 _CHUNK = 256
+_STORED, _FEWER = 2**24, 4096  # numbers of stored draws; draws that are chosen of them where there would be more
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,8 +98,11 @@ def reweighted_errors(fit: "Fit") -> tuple[dict[str, np.ndarray], dict[str, np.n
 def reweighted_quantiles(fit: "Fit", probabilities) -> dict[str, np.ndarray]:
     """Quantiles by name, with a first axis for the probabilities: the values at which the sum of weights gets there."""
     wanted, found = check_probabilities(probabilities), fit.weighted_draws
-    draws = sample(fit.target, WidenedDraws(fit.q, found.widened), found.keys)
-    weights, out = np.exp(found.log_weights), {}
+    weights, keys, out = np.exp(found.log_weights), found.keys, {}
+    if len(weights) * fit.q.noise_size > _STORED:
+        chosen = chosen_evenly(np.random.default_rng(0), weights, _FEWER)
+        weights, keys = np.full(_FEWER, 1 / _FEWER), keys[chosen]
+    draws = sample(fit.target, WidenedDraws(fit.q, found.widened), keys)
     for name in fit.mean("q"):
         values = _rows(draws[name])
         order = np.argsort(values, axis=0, kind="stable")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import jax
 import numpy as np
 
-from curvi.estimate.psis import SmoothedWeights, smooth_weights
+from curvi.estimate.psis import FEWEST_EFFECTIVE, SmoothedWeights, smooth_weights
 from curvi.estimate.sampling import final_draws
 from curvi.estimate.widened_draws import WidenedDraws, widened_ratios
 from curvi.record.plain import register
@@ -14,9 +14,8 @@ from curvi.record.plain import register
 if TYPE_CHECKING:
     from curvi.results import Fit
 
-# Looks at the mixture: as many draws as for q, and four times as many where fewer of them than this are effective. An
-# effective size of 1,000 leaves means to 0.03 sd and sds to 2 %, half of what a right answer may be off.
-LOOKS, _EFFECTIVE = (4096, 16_384), 1_000
+# Looks at the mixture, each with draws of its own, until one is reliable or the next one would hardly be.
+LOOKS = (4096, 16_384, 65_536)
 _CLOSE = 0.9  # share of effective draws from which wider ones cannot show more
 _MOST_WIDENED = 1024  # latents: with more, the wider parts of the mixture hardly ever meet q's
 
@@ -58,6 +57,11 @@ class WeightedDraws:
         return self.smoothed.reliable
 
     @property
+    def useful(self) -> bool:
+        """Whether they are at least nearer to it than those of q (`SmoothedWeights.useful`)."""
+        return self.smoothed.useful
+
+    @property
     def keys(self) -> jax.Array:
         return _keys(self.seed, len(self.log_weights))
 
@@ -86,7 +90,8 @@ def weighted_draws(fit: "Fit") -> WeightedDraws:
         weights = smooth_weights(log_ratios)
         own = log_own - np.logaddexp.reduce(log_own)
         best = WeightedDraws(weights.log_weights, own, weights.khat, True, seed)
-        if best.reliable and best.effective_draws >= _EFFECTIVE:
+        # As many of four times the draws are effective, at best.
+        if best.reliable or (seed > 1 and 4 * best.effective_draws < FEWEST_EFFECTIVE):
             break
     return best
 

@@ -16,7 +16,8 @@ KHAT_DRAWS = 4096  # draws for the k-hat of a fit
 # k-hat up to which weights are stable, given enough draws (Vehtari et al. 2024); it is the shape of the far tail alone,
 # so that a larger one does not matter where the weights hardly vary: half of the draws effective.
 MAX_KHAT, ENOUGH_EFFECTIVE = 0.7, 0.5
-_FEWEST_EFFECTIVE = 400  # below that many, moments under the weights are noise
+FEWEST_EFFECTIVE = 1_000  # leave means to 0.03 sd and sds to 2 %
+_USEFUL_EFFECTIVE = 400  # 0.05 sd and 4 %
 _FEWEST = 5  # ratios in the tail needed for a fit
 _SMALLEST = np.log(np.finfo(float).tiny)
 
@@ -37,11 +38,19 @@ class SmoothedWeights:
     def reliable(self) -> bool:
         """Whether moments under the weights are those of the posterior, within their errors.
 
-        Vehtari et al. (2024, section 3.2): k-hat below 0.7, and below 1 - 1 / log10 of the number of draws.
+        The largest k-hat for a number of draws is that of Vehtari et al. (2024, section 3.2), without its end at 0.7:
+        k-hat itself is noisy, and what keeps an accident of it from being believed is the effective number.
         """
         count, effective = len(self.log_weights), self.effective_draws
-        stable = self.khat <= min(MAX_KHAT, 1 - 1 / np.log10(count)) and effective >= _FEWEST_EFFECTIVE
+        stable = self.khat <= 1 - 1 / np.log10(count) and effective >= FEWEST_EFFECTIVE
         return bool(stable or effective >= ENOUGH_EFFECTIVE * count)
+
+    @property
+    def useful(self) -> bool:
+        """Whether moments under the weights are nearer to the posterior than those without, though perhaps not near:
+        smoothed weights with a mean (k-hat below 1) err towards q.
+        """
+        return self.reliable or bool(self.khat < 1 and self.effective_draws >= _USEFUL_EFFECTIVE)
 
 
 def smooth_weights(log_ratios) -> SmoothedWeights:

@@ -17,9 +17,9 @@ _PROPOSALS = 10  # per draw that is wanted
 def resample(
     target: AbstractTarget, q: Family, key, num_draws: int, num_proposals: int | None = None
 ) -> dict[str, np.ndarray]:
-    """Draws chosen by smoothed importance weights; see `Fit.resample`. Warns where k-hat is too large."""
+    """Draws chosen by smoothed importance weights; see `Fit.resample`. Warns where too few draws are effective."""
     drawn, chosen, weights, _ = _choose(target, q, key, num_draws, num_proposals)
-    if weights.khat > MAX_KHAT and not weights.reliable:
+    if weights.khat > MAX_KHAT and not weights.useful:
         warnings.warn(
             f"k-hat is {weights.khat:.2f}: a few draws carry most of the weight, and resampled draws are not draws of "
             'the posterior; fit.sample(key, n, kind="q") gives those of q',

@@ -3,8 +3,8 @@
 The rule: of the families that a budget of memory and evaluations affords, the cheapest whose predicted gain is within
 0.2 nats of the best. A mean field is kept where nothing gains more than 0.05 nats and no sd of linear response differs
 by 10 %. Cost is the number of parameters, to which memory and the time of a product are proportional; families of up to
-2,144 parameters (full rank in 64 dimensions) cost the same, most of which is compiling: full rank, which contains the
-others, is taken before them, or else the one that gains most. Budgets depend on shapes and on the total memory of the
+5,150 parameters (full rank in 100 dimensions) cost the same, most of which is compiling: full rank, which contains the
+others and takes the steadiest steps, is taken before them, or else the one that gains most. Budgets depend on shapes and on the total memory of the
 device alone.
 """
 
@@ -18,7 +18,7 @@ from curvi.methods.rungs import ALL, MEAN_FIELD, RUNGS
 
 GAIN, WIDER = 0.05, 1.1  # nats, and a factor of an sd, from which a mean field is left
 WITHIN = 0.2  # nats of the best
-SMALL = 2_144  # parameters up to which families cost the same
+SMALL = 5_150  # parameters up to which families cost the same: full rank of 100 latents
 _SHARE = 1 / 6  # of the memory of a fit that another family may take
 
 

@@ -151,7 +151,8 @@ def _step(problem, objective: Objective, state: GrowingState, few, found: Weighe
     last_value = np.array([row["elbo"], row["elbo_se"], promised])
     state = state.but(taken=state.taken + 1, index=state.index + 1, last_value=last_value)
     if taken is None:
-        return _climb_again(objective, state), News([row], gain=_reported(found.gain, tolerance))
+        again = _seen_better(objective, state, step.predicted <= tolerance)
+        return again, News([row], gain=_reported(found.gain, tolerance))
     if objective.num_score_params == 0:
         problem.once("local", lambda: trial, trial.params, on.fixed)
     divergence = taken**2 * float(step.divergence)
@@ -198,6 +199,14 @@ def _climb_again(objective: Objective, state: GrowingState) -> GrowingState:
     none = np.zeros(0)
     again = state.but(num_draws=num_draws, round=state.round + 1, climb=None, stage="climb", radius=1.0, newton=True)
     return again.but(last_step=none, last_grad=none, last_value=none)
+
+
+def _seen_better(objective: Objective, state: GrowingState, near: bool) -> GrowingState:
+    """The state after the few draws were wrong about the ELBO around q: a new climb, or, where it is `near` the optimum
+    and they are wrong about the bend rather than the place, the curvature of more draws, without their climb.
+    """
+    more = _better_curvature(objective, state, objective.capacity) if near and not objective.num_score_params else state
+    return _climb_again(objective, state) if more is state else more
 
 
 def _most_for_curvature(objective: Objective) -> int:

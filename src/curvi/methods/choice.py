@@ -4,8 +4,8 @@ The rule: of the families that a budget of memory and evaluations affords, the c
 0.2 nats of the best. A mean field is kept where nothing gains more than 0.05 nats and no sd of linear response differs
 by 10 %. Cost is the number of parameters, to which memory and the time of a product are proportional; families of up to
 5,150 parameters (full rank in 100 dimensions) cost the same, most of which is compiling: full rank, which contains the
-others and takes the steadiest steps, is taken before them, or else the one that gains most. Budgets depend on shapes and on the total memory of the
-device alone.
+others and takes the steadiest steps, is taken before them, or else the one that gains most. Budgets depend on shapes
+and on the total memory of the device alone.
 """
 
 from collections.abc import Sequence

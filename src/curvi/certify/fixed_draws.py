@@ -13,7 +13,7 @@ from curvi.family.path import HostPath
 from curvi.solve.truncated_cg import HOST
 
 # A decrement is off by the square of the relative residual of its solve.
-_RESIDUAL, _NOISE_RESIDUAL = 0.03, 0.1
+_RESIDUAL, _NOISE_RESIDUAL = 0.1, 0.3
 _NO_NOISE = 1e-12  # nats: averages that are exact but for rounding
 
 

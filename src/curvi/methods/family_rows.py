@@ -22,7 +22,7 @@ def family_rows(
     one for that of q with skewed marginals, where these were looked at.
 
     `prediction` has gain, error and largest factor of an sd by family, or is empty; `skew` what skewed marginals add to
-    the chosen family, with its error.
+    the chosen family, with its error, and the effective number of importance weights where these correct as much.
     """
     rows = _normal_rows(problem, q, prediction)
     if not problem.may_skew or (skew is None and not has_skew(q)):
@@ -30,13 +30,16 @@ def family_rows(
     at = next(i for i, row in enumerate(rows) if row.chosen)
     draw = jax.eval_shape(q.sample, jax.random.key(0))
     own, size = rows[at], 2 * sum(leaf.size for leaf in jax.tree.leaves(draw) if leaf.dtype.kind == "f")
-    nats, error = (math.nan, math.nan) if skew is None else map(float, skew)
+    nats, error, effective = (math.nan,) * 3 if skew is None else map(float, skew)
     why = f"it adds {nats:.3g} nats by prediction, {'more' if nats > GAIN else 'no more'} than {GAIN}"
     if has_skew(q):
         why = "asked for" if problem.must_skew else why
         rows = (*rows[:at], dataclasses.replace(own, num_params=q.num_params - size, chosen=False), *rows[at + 1 :])
     elif math.isnan(nats):
         why = "what it adds is not known"
+    elif effective > 0:
+        corrected = f"importance weights correct as much ({effective:,.0f} draws effective)"
+        why = f"it adds {nats:.3g} nats by prediction; {corrected}"
     elif nats > GAIN:
         why = f"it adds {nats:.3g} nats by prediction, with an error of {error:.2g}, and was not looked at yet"
     added = nats if own.name == MEAN_FIELD else own.predicted_gain + nats

@@ -80,7 +80,7 @@ def correct(problem: Problem, objective: Objective, state: GrowingState, few: Fi
         return _more_draws(objective, state, local, found.gain, tolerance, problem)
     gain = found.gain
     converged = gain.within(tolerance) and not (is_vague(found, tolerance) or still_moves(state, found))
-    state, wider = skewed_up(problem, state, local, found, converged)
+    state, wider = skewed_up(problem, objective, state, local, found, converged)
     if wider is not None:
         return wider, News()
     if converged:

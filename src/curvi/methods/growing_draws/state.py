@@ -135,7 +135,8 @@ class GrowingState:
     search
         The search for the lambdas of a centring; None where they are not learned.
     skew
-        The predicted gain of skewed marginals and its error; None before it was predicted.
+        The predicted gain of skewed marginals, its error, and, where importance weights correct as much, their
+        effective number; None before it was predicted.
     stage
         "rough", "climb" or "correct".
     exact

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import io
 from typing import Any
 
 import jax
@@ -32,7 +33,7 @@ from curvi.report.arviz import to_arviz
 from curvi.report.html import write_report
 from curvi.report.table import summarise
 from curvi.report.text import verdict
-from curvi.storage import read, save
+from curvi.storage import packed, read, save
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -129,10 +130,8 @@ class Fit:
         return {name: mean for name, (mean, _) in moments.items()}
 
     def sd(self, kind: str = "q") -> dict[str, np.ndarray]:
-        """Posterior standard deviations by name, on the model's supports.
-
-        `kind="q"` (or "mean_field") is the spread of q, too small where a product of factors leaves out correlation;
-        `kind="linear_response"` corrects for that, by the response of each mean to a tilt of the log density.
+        """Posterior sds by name, on the model's supports: the spread of q, too small where a product of factors leaves
+        out correlation, or by `kind="linear_response"`, the response of each mean to a tilt of the log density.
         """
         if check_kind(kind) == "linear_response":
             return response_of(self)
@@ -168,15 +167,10 @@ class Fit:
     # -- results from the curvature -----------------------------------------------------------------------------------
 
     def sensitivity(self, perturbation, at=0.0) -> Sensitivity:
-        """The change of posterior means when `perturbation(theta, t)` is added to ln p, to first order in t.
+        """The change of posterior means when `perturbation(theta, t)`, a number, is added to ln p, to first order in t.
 
-        Parameters
-        ----------
-        perturbation
-            Takes the dict of latents and t, returns a number: the change of ln p. At t = `at`, the t of the fit, it
-            must be zero or constant in theta.
-        at
-            The t of the fit: a number, or an array (one weight per observation).
+        At t = `at`, the t of the fit (a number, or an array: one weight per observation), it must be zero or constant
+        in theta, the dict of latents.
         """
         return sensitivity(self, perturbation, at)
 
@@ -274,6 +268,12 @@ class Fit:
 
     def __str__(self) -> str:
         return verdict(self)
+
+    def __deepcopy__(self, memo) -> "Fit":
+        return self  # nothing in it changes
+
+    def __reduce__(self):  # as in a file: without the target
+        return load, (io.BytesIO(packed(self)),)
 
     def __repr__(self) -> str:
         # Cheap, since debuggers and lists call it often.

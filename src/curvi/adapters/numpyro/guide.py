@@ -77,9 +77,10 @@ class AutoGuide(autoguide.AutoGuide):
         # The first carries ln q of all, in equal shares: latents may depend on each other under q.
         log_q = q.log_prob(draw) - log_det
         for latent in q.latents:
-            batch = latent.shape[: len(latent.shape) - latent.support.event_dim]
+            event_dim = getattr(latent.support, "event_dim", 0)
+            batch = latent.shape[: len(latent.shape) - event_dim]
             shares = jnp.full(batch, log_q / math.prod(batch))
-            numpyro.sample(latent.name, dist.Delta(theta[latent.name], shares, event_dim=latent.support.event_dim))
+            numpyro.sample(latent.name, dist.Delta(theta[latent.name], shares, event_dim=event_dim))
             log_q = 0.0
         return theta
 

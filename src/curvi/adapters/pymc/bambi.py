@@ -47,12 +47,12 @@ def fit(
         raise ValueError(f"curvi.bambi.fit takes a bambi.Model; got {type(model).__name__}")
     if not model.built:
         model.build()
-    backend = model.backend
+    backend: Any = model.backend
     data = fitted_draws(from_pymc(backend.model), key, num_draws, predictive, kind, options)
     fit = data.curvi_fit
     # Of a row of the data each, and computed anew by `predict`: Bambi's own fits leave them out, too.
-    computed = {variable.name for variable in backend.model.deterministics}
-    data["posterior"] = data["posterior"].drop_vars(computed & set(model.family.likelihood.params), errors="ignore")
+    by_row = {one.name for one in backend.model.deterministics} & set(backend.spec.family.likelihood.params)
+    data["posterior"] = data["posterior"].drop_vars(by_row, errors="ignore")
     data = backend._clean_results(data, omit_offsets, include_response_params)
     backend.fit = True
     return attach(data, fit)

@@ -52,7 +52,8 @@ def fit(
     fit = data.curvi_fit
     # Of a row of the data each, and computed anew by `predict`: Bambi's own fits leave them out, too.
     by_row = {one.name for one in backend.model.deterministics} & set(backend.spec.family.likelihood.params)
-    data["posterior"] = data["posterior"].drop_vars(by_row, errors="ignore")
+    for name in by_row & set(data["posterior"].data_vars):
+        del data["posterior"][name]
     data = backend._clean_results(data, omit_offsets, include_response_params)
     backend.fit = True
     return attach(data, fit)

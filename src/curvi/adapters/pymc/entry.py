@@ -32,8 +32,8 @@ def fit(
     Returns
     -------
     InferenceData on ArviZ 0.x, a DataTree on 1.x, with the `Fit` as its attribute `curvi_fit`. Files, and copies of
-    a DataTree, carry the draws and the outcome (`idata.posterior.attrs`), but not the fit: `idata.curvi_fit.save(path)` keeps it, and
-    `curvi.load(path, curvi.from_pymc(model))` reads it. What speaks against the draws is logged as a warning.
+    a DataTree, carry the draws and the outcome (`idata.posterior.attrs`), but not the fit: `idata.curvi_fit.save(path)`
+    keeps it, and `curvi.load(path, curvi.from_pymc(model))` reads it. What speaks against the draws is logged.
     """
     check_options("curvi.pymc.fit", options, num_draws, kind)
     key = chosen_key(key, random_seed, options)

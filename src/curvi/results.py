@@ -150,7 +150,6 @@ class Fit:
     @property
     def draws_error(self) -> dict[str, np.ndarray]:
         """Error of each posterior mean caused by the finite number of draws, in units of its posterior sd.
-
         One standard error, estimated from few copies of the error; empty for methods without fixed draws.
         """
         return self._moment_errors[0]
@@ -164,7 +163,7 @@ class Fit:
         """The same of posterior quantiles, in units of the posterior sd, with a first axis for the probabilities."""
         return errors_of_quantiles(self, probabilities)
 
-    # -- results from the curvature -----------------------------------------------------------------------------------
+    # -- from the curvature -------------------------------------------------------------------------------------------
 
     def sensitivity(self, perturbation, at=0.0) -> Sensitivity:
         """The change of posterior means when `perturbation(theta, t)`, a number, is added to ln p, to first order in t.
@@ -197,10 +196,8 @@ class Fit:
         return check_posterior(self)
 
     def resample(self, key, num_draws: int, num_proposals: int | None = None) -> dict[str, np.ndarray]:
-        """`num_draws` draws of q, resampled with Pareto-smoothed importance weights towards the posterior.
-
-        Chosen with replacement among `num_proposals` draws of q, by default ten times as many and at least 4,096. Warns
-        if k-hat shows that the weights are unreliable.
+        """`num_draws` draws of q, resampled with Pareto-smoothed importance weights towards the posterior, among
+        `num_proposals`, by default ten times as many and at least 4,096. Warns if k-hat shows that they are unreliable.
         """
         return resample(self.target, self.q, key, num_draws, num_proposals)
 
@@ -212,11 +209,11 @@ class Fit:
 
     def polish(self, key, num_draws: int = 1000, num_chains: int = 4) -> Polished:
         """`num_draws` draws of the posterior per chain by NUTS from q, and how far they moved the posterior from q.
-
         Needs BlackJAX, `pip install "curvi[mcmc]"`, continuous latents and a log density with gradients. Chains start
         at draws of q with doubled sds and have q's covariance as inverse mass matrix.
         """
-        return polish(self, key, num_draws, num_chains)
+        vars(self)["_polished"] = polish(self, key, num_draws, num_chains)  # for the report
+        return vars(self)["_polished"]
 
     # -- output -------------------------------------------------------------------------------------------------------
 
@@ -262,9 +259,11 @@ class Fit:
         """
         return to_arviz(self, jax.random.key(0) if key is None else key, num_draws, predictive, check_kind(kind))
 
-    def report(self, path, title: str | None = None) -> None:
-        """Write one self-contained HTML page: the verdict, progress, posterior, k-hat, curvature and cost."""
-        write_report(self, path, title)
+    def report(self, path, title: str | None = None, correlations=None, polished: Polished | None = None) -> None:
+        """Write one self-contained HTML page: the verdict, progress, families, posterior, k-hat, curvature and cost;
+        correlations of the named quantities or elements, else of the largest; `polished` against q, else the last one.
+        """
+        write_report(self, path, title, correlations, polished or vars(self).get("_polished"))
 
     def __str__(self) -> str:
         return verdict(self)

@@ -27,7 +27,6 @@ TESTS = (
     "tests/unit/test_import.py",
     "tests/unit/test_fit.py",
     "tests/unit/test_storage.py",
-    "tests/unit/test_cli_models.py",
     "tests/adapters/test_numpyro.py",
     "tests/adapters/test_guide.py",
 )

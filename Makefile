@@ -16,7 +16,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test test-slow test-matrix lint format docs docs-serve bench bench-full bench-paper bench-posteriors bench-hierarchical lock clean
+.PHONY: help venv demo test test-slow test-matrix gallery lint format docs docs-serve bench bench-full bench-paper bench-posteriors bench-hierarchical lock clean
 
 help:
 	@echo "make demo         fit the demonstration models, write curvi-demo/"
@@ -26,6 +26,7 @@ help:
 	@echo "make lint         ruff check, ruff format --check, pyright"
 	@echo "make format       apply ruff's fixes and formatting"
 	@echo "make docs         build the documentation site in site/; make docs-serve shows it while you write"
+	@echo "make gallery      run the studies of docs/gallery, write their pictures and what they print"
 	@echo "make bench        compare with other libraries: six problems in under ten minutes, write docs/peers.md"
 	@echo "make bench-full   the same on all problems; takes hours"
 	@echo "make bench-paper  run benchmarks/paper.py"
@@ -74,6 +75,10 @@ docs: $(STAMP)
 
 docs-serve: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
+gallery: $(STAMP)
+	cd docs/gallery && set -e && for study in ../../examples/gallery/*.py; do echo $$study; \
+	  MPLBACKEND=Agg ../../$(BIN)/python $$study > $$(basename $$study .py).txt; done
 
 # The peers live in a virtual environment of their own: they are no dependencies of the package.
 BENCH_VENV := .venv-bench

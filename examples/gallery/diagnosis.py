@@ -25,9 +25,8 @@ tests = (values > np.quantile(values, 0.6, axis=0)).astype(int)
 def model(tests):
     share = numpyro.sample("share", dist.Beta(2.0, 2.0))
     # Rows: without and with the disease. The priors say that tests are better than chance, and so which is which.
-    rate = numpyro.sample(
-        "rate", dist.Beta(jnp.array([[2.0], [4.0]]), jnp.array([[4.0], [2.0]])).expand([2, 6]).to_event(2)
-    )
+    prior = dist.Beta(jnp.array([[2.0], [4.0]]), jnp.array([[4.0], [2.0]]))
+    rate = numpyro.sample("rate", prior.expand([2, 6]).to_event(2))
     with numpyro.plate("patients", len(tests)):
         malignant = numpyro.sample("malignant", dist.Bernoulli(share))
         numpyro.sample("test", dist.Bernoulli(rate[malignant]).to_event(1), obs=tests)

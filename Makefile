@@ -4,6 +4,7 @@
 PYTHON ?= python3
 JOBS ?= 2
 PYTEST_ARGS ?=
+MATRIX_ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -15,15 +16,17 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test test-slow lint format docs docs-serve bench bench-full bench-paper bench-posteriors bench-hierarchical lock clean
+.PHONY: help venv demo test test-slow test-matrix gallery lint format docs docs-serve bench bench-full bench-paper bench-posteriors bench-hierarchical lock clean
 
 help:
 	@echo "make demo         fit the demonstration models, write curvi-demo/"
 	@echo "make test         run the fast tests"
 	@echo "make test-slow    run the tests marked slow"
+	@echo "make test-matrix  install the wheel on Python 3.11, 3.12 and 3.13 with the oldest and the newest JAX, and test it"
 	@echo "make lint         ruff check, ruff format --check, pyright"
 	@echo "make format       apply ruff's fixes and formatting"
 	@echo "make docs         build the documentation site in site/; make docs-serve shows it while you write"
+	@echo "make gallery      run the studies of docs/gallery, write their pictures and what they print"
 	@echo "make bench        compare with other libraries: six problems in under ten minutes, write docs/peers.md"
 	@echo "make bench-full   the same on all problems; takes hours"
 	@echo "make bench-paper  run benchmarks/paper.py"
@@ -51,8 +54,12 @@ test: $(STAMP)
 
 # PyStan is large, and only slow tests need it.
 test-slow: $(STAMP)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt pystan
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt pystan setuptools
 	$(BIN)/python -m pytest -n $(JOBS) -m slow $(PYTEST_ARGS)
+
+# The wheel in fresh environments; takes half an hour. MATRIX_ARGS="--python 3.12 --jax oldest" runs one of the six.
+test-matrix:
+	$(PYTHON) tests/matrix/run.py $(MATRIX_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -68,6 +75,10 @@ docs: $(STAMP)
 
 docs-serve: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
+gallery: $(STAMP)
+	cd docs/gallery && set -e && for study in ../../examples/gallery/*.py; do echo $$study; \
+	  MPLBACKEND=Agg ../../$(BIN)/python $$study > $$(basename $$study .py).txt; done
 
 # The peers live in a virtual environment of their own: they are no dependencies of the package.
 BENCH_VENV := .venv-bench

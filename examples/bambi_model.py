@@ -1,23 +1,24 @@
-"""A Bambi model: a regression from a formula, through the PyMC model that Bambi builds.
+"""A Bambi model: a regression from a formula, in one call.
 
 The data are those of scikit-learn on the progress of diabetes in 442 patients (Efron et al. 2004). Bambi sets weakly
-informative priors, builds a PyMC model of them, and `backend.model` is that model. It centres the predictors, so
-that its Intercept is the mean response.
+informative priors and builds a PyMC model; `curvi.bambi.fit` takes it from there, and returns what Bambi's own fits
+return, so that `model.predict` and ArviZ go on from it. The fit is attached.
 """
 
 import bambi
-import jax
 from sklearn.datasets import load_diabetes
 
 import curvi
 
 patients = load_diabetes(as_frame=True, scaled=False).frame
 model = bambi.Model("target ~ bmi + bp + s5", patients)
-model.build()
 
-target = curvi.from_pymc(model.backend.model)
-fit = curvi.fit(target, key=jax.random.key(0), progress=False)
+idata = curvi.bambi.fit(model, random_seed=0, progress=False)
+fit = idata.curvi_fit
 print(fit)
-mean, sd = fit.mean(), fit.sd(kind="linear_response")
 for name in ("Intercept", "bmi", "bp", "s5", "sigma"):
-    print(f"{name:<10} {float(mean[name]):9.3f} +- {float(sd[name]):.3f}")
+    draws = idata.posterior[name]
+    print(f"{name:<10} {float(draws.mean()):9.3f} +- {float(draws.std()):.3f}")
+
+predicted = model.predict(idata, data=patients.head(3), inplace=False)
+print("expected progress of three patients:", predicted.posterior["mu"].mean(("chain", "draw")).values.round(1))

@@ -1,10 +1,13 @@
 """curvi: curvature-aware variational inference."""
 
+from curvi import bambi as bambi
 from curvi import curvature as curvature
 from curvi import estimate as estimate
 from curvi import factors as factors
 from curvi import methods as methods
 from curvi import moved as _moved
+from curvi import numpyro as numpyro
+from curvi import pymc as pymc
 from curvi import solve as solve
 from curvi.adapters.numpyro import from_numpyro as from_numpyro
 from curvi.adapters.pymc import from_pymc as from_pymc

@@ -2,7 +2,7 @@
 
 from curvi.model.target import AbstractTarget
 from curvi.results import Fit
-from curvi.storage import read
+from curvi.storage import restored
 
 
 def load(path, target: AbstractTarget | None = None) -> Fit:
@@ -18,7 +18,4 @@ def load(path, target: AbstractTarget | None = None) -> Fit:
 
     Raises ValueError if the file is damaged, is not a fit, or belongs to another model.
     """
-    fields, known = read(path, target)
-    fit = Fit(**fields)
-    vars(fit).update(known)  # the caches of properties
-    return fit
+    return restored(Fit, path, target)

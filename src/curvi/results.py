@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import io
 from typing import Any
 
 import jax
@@ -42,7 +43,7 @@ from curvi.report.arviz import to_arviz
 from curvi.report.html import write_report
 from curvi.report.table import summarise
 from curvi.report.text import verdict
-from curvi.storage import save
+from curvi.storage import packed, restored, save
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -146,11 +147,8 @@ class Fit:
         return {name: mean for name, (mean, _) in moments_of(self, check_kind(self, kind)).items()}
 
     def sd(self, kind: str | None = None) -> dict[str, np.ndarray]:
-        """Posterior standard deviations by name, on the model's supports.
-
-        `kind="q"` (or "mean_field") is the spread of q, too small where a product of factors leaves out correlation;
-        `kind="linear_response"` corrects for that, by the response of each mean to a tilt of the log density;
-        `kind="reweighted"` is the spread of draws under importance weights.
+        """Posterior sds by name, on the model's supports: of q, too small where a product of factors leaves out
+        correlation, by the response of each mean to a tilt of the log density, or of draws under importance weights.
         """
         return sds_of(self, check_kind(self, kind))
 
@@ -161,7 +159,6 @@ class Fit:
     @property
     def draws_error(self) -> dict[str, np.ndarray]:
         """Error of each posterior mean caused by the finite number of draws, in units of its posterior sd.
-
         One standard error, estimated from few copies of the error, or from the weights of a reweighted answer; empty
         for methods without fixed draws.
         """
@@ -176,18 +173,13 @@ class Fit:
         """The same of quantiles of q, with a first axis for the probabilities."""
         return errors_of_quantiles(self, probabilities)
 
-    # -- results from the curvature -----------------------------------------------------------------------------------
+    # -- from the curvature -------------------------------------------------------------------------------------------
 
     def sensitivity(self, perturbation, at=0.0) -> Sensitivity:
-        """The change of posterior means when `perturbation(theta, t)` is added to ln p, to first order in t.
+        """The change of posterior means when `perturbation(theta, t)`, a number, is added to ln p, to first order in t.
 
-        Parameters
-        ----------
-        perturbation
-            Takes the dict of latents and t, returns a number: the change of ln p. At t = `at`, the t of the fit, it
-            must be zero or constant in theta.
-        at
-            The t of the fit: a number, or an array (one weight per observation).
+        At t = `at`, the t of the fit (a number, or an array: one weight per observation), it must be zero or constant
+        in theta, the dict of latents.
         """
         return sensitivity(self, perturbation, at)
 
@@ -221,8 +213,7 @@ class Fit:
         return check_posterior(self)
 
     def resample(self, key, num_draws: int, num_proposals: int | None = None) -> dict[str, np.ndarray]:
-        """`num_draws` draws resampled with Pareto-smoothed importance weights towards the posterior: those of
-        `sample(kind="reweighted")`.
+        """`num_draws` draws under Pareto-smoothed importance weights: those of `sample(kind="reweighted")`.
 
         Chosen with replacement among `num_proposals` draws of q and of wider ones around it, by default ten times as
         many and at least 4,096. Warns if too few of them are effective.
@@ -237,11 +228,11 @@ class Fit:
 
     def polish(self, key, num_draws: int = 1000, num_chains: int = 4) -> Polished:
         """`num_draws` draws of the posterior per chain by NUTS from q, and how far they moved the posterior from q.
-
         Needs BlackJAX, `pip install "curvi[mcmc]"`, continuous latents and a log density with gradients. Chains start
         at draws of q with doubled sds and have q's covariance as inverse mass matrix.
         """
-        return polish(self, key, num_draws, num_chains)
+        vars(self)["_polished"] = polish(self, key, num_draws, num_chains)  # for the report
+        return vars(self)["_polished"]
 
     # -- output -------------------------------------------------------------------------------------------------------
 
@@ -288,12 +279,20 @@ class Fit:
         key = jax.random.key(0) if key is None else key
         return to_arviz(self, key, num_draws, predictive, check_kind(self, kind))
 
-    def report(self, path, title: str | None = None) -> None:
-        """Write one self-contained HTML page: the verdict, progress, posterior, k-hat, curvature and cost."""
-        write_report(self, path, title)
+    def report(self, path, title: str | None = None, correlations=None, polished: Polished | None = None) -> None:
+        """Write one self-contained HTML page: the verdict, progress, families, posterior, k-hat, curvature and cost;
+        correlations of the named quantities or elements, else of the largest; `polished` against q, else the last one.
+        """
+        write_report(self, path, title, correlations, polished or vars(self).get("_polished"))
 
     def __str__(self) -> str:
         return verdict(self)
+
+    def __deepcopy__(self, memo) -> "Fit":
+        return self  # nothing in it changes
+
+    def __reduce__(self):  # as in a file: without the target
+        return restored, (Fit, io.BytesIO(packed(self)))
 
     def __repr__(self) -> str:
         # Cheap, since debuggers and lists call it often.

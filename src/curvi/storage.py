@@ -62,18 +62,11 @@ class MissingTarget(AbstractTarget):
 
 def save(fit: "Fit", path) -> None:
     """Write a fit to `path`: to a new file, flushed to the disk, which then takes the place of the old one."""
-    arrays: list[np.ndarray] = []
-    _ = fit.kind  # a fit without its target cannot find out, and would answer otherwise
-    text = json.dumps(_describe(fit, arrays), allow_nan=False, indent=1)
-    members = {_TEXT: text.encode(), **{_array_name(i): _array_bytes(array) for i, array in enumerate(arrays)}}
-    path = Path(path)
+    content, path = packed(fit), Path(path)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
     try:
-        with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-            for name, content in members.items():
-                archive.writestr(name, content)
-            archive.writestr(_CHECKSUM, _checksum(members))
-            archive.close()
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -82,9 +75,31 @@ def save(fit: "Fit", path) -> None:
         raise
 
 
+def packed(fit: "Fit") -> bytes:
+    """What a file of the fit holds."""
+    arrays: list[np.ndarray] = []
+    _ = fit.kind  # a fit without its target cannot find out, and would answer otherwise
+    text = json.dumps(_describe(fit, arrays), allow_nan=False, indent=1)
+    members = {_TEXT: text.encode(), **{_array_name(i): _array_bytes(array) for i, array in enumerate(arrays)}}
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+        archive.writestr(_CHECKSUM, _checksum(members))
+    return buffer.getvalue()
+
+
+def restored(cls: type["Fit"], source, target: AbstractTarget | None = None) -> "Fit":
+    """The fit in a file, with what it had computed."""
+    fields, known = read(source, target)
+    fit = cls(**fields)
+    vars(fit).update(known)  # the caches of properties
+    return fit
+
+
 def read(path, target: AbstractTarget | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
     """The fields of the fit in a file, and those of `_KNOWN` that it had computed; see `curvi.load`."""
-    members = _read(Path(path))
+    members = _read(path)
     said = json.loads(members[_TEXT])
     writer, version = said.get("written by", {}).get("curvi"), said.get("version", 0)
     if said.get("format") != _FORMAT or version > _FORMAT_VERSION:
@@ -204,9 +219,9 @@ def _check_precision(name: str) -> None:
 # -- the file ---------------------------------------------------------------------------------------------------------
 
 
-def _read(path: Path) -> dict[str, bytes]:
-    """The members of the file, verified by the checksum."""
-    content = path.read_bytes()
+def _read(path) -> dict[str, bytes]:
+    """The members of the file, or of what `packed` has made in a buffer, verified by the checksum."""
+    content = path.getvalue() if isinstance(path, io.BytesIO) else Path(path).read_bytes()
     if not content.startswith(b"PK\x03\x04"):
         raise ValueError(f"{path} is not a curvi fit (fit.save writes one), or is empty or damaged")
     try:

@@ -16,7 +16,7 @@ from numpyro.distributions import constraints
 
 import curvi
 from curvi import Outcome, Target
-from curvi.report import svg
+from curvi.report import html_correlations, svg, svg_bars
 from curvi.report.html import page
 
 KEY = jax.random.key(0)
@@ -55,7 +55,7 @@ def bits():
 
 
 FITS = {"eight schools": eight_schools, "ridge": ridge, "bits": bits}
-HEADINGS = ["Progress", "Posterior", "k-hat", "Curvature", "Numbers", "Cost"]
+HEADINGS = ["Progress", "Families", "Posterior", "Correlations", "k-hat", "Curvature", "Numbers", "Cost"]
 
 
 # -- content ----------------------------------------------------------------------------------------------------------
@@ -82,6 +82,71 @@ def test_the_verdict_comes_first(tmp_path):
         assert word in plain
     flat = bool(eight_schools().curvature_report().of_kind("flat"))
     assert ("Some directions are flat" if flat else "No direction is flat") in plain
+
+
+def test_families_stand_with_what_they_should_gain():
+    fit, text = eight_schools(), page(eight_schools())
+    part = text[text.index("<h2>Families") : text.index("<h2>Posterior")]
+    for row in fit.families:
+        assert part.count(f">{row.name}<") == 2  # a bar and a line of the table
+        assert f"{row.num_params:,}" in part and (not np.isfinite(row.predicted_gain) or "± " in part)
+    assert part.count('<tr class="chosen">') == 1 and part.count('class="bar marked"') == 1
+    # Bars are as long as the gains: nothing is marked as large that is next to nothing.
+    for gains in ([0.0, 1.0, 2.0], [0.0, 0.001, np.nan]):
+        drawn = svg_bars.bars([(f"f{i}", gain, "", i == 1) for i, gain in enumerate(gains)], "label", 0.2)
+        widths = [float(width) for width in re.findall(r'width="([\d.]+)" height="16"', drawn)]
+        known = [gain for gain in gains if np.isfinite(gain)]
+        np.testing.assert_allclose(widths, np.array(known) / max(0.2, *known) * 300, rtol=0.2, atol=0.6)
+    assert "<h2>Families" not in page(dataclasses.replace(bits(), families=()))
+
+
+def test_correlations_are_those_of_q_and_of_linear_response():
+    text = page(ridge())
+    part = text[text.index("<h2>Correlations") : text.index("<h2>k-hat")]
+    # Two of 31 latents are correlated, by -1 as linear response sees it, and not at all under a mean field.
+    assert "the 2 latents that are correlated most" in part and "a 1<" in part and "[1] 2<" in part
+    assert re.findall(r'class="value">([^<]+)<', part) == ["\u22121", part.split('class="value">')[2].split("<")[0]]
+    assert abs(float(part.split('class="value">')[2].split("<")[0].replace("\u2212", "-"))) < 0.1
+    asked = page(eight_schools(), correlations=["mu", "theta[3]"])
+    part = asked[asked.index("<h2>Correlations") : asked.index("<h2>k-hat")]
+    draws = eight_schools().sample(KEY, 4096)
+    truth = np.corrcoef(draws["mu"], draws["theta"][:, 3])[0, 1]
+    shown = [float(value.replace("\u2212", "-")) for value in re.findall(r'class="value">([^<]+)<', part)]
+    assert abs(shown[1] - truth) < 0.06 and abs(shown[0] - truth) < 0.2
+    with pytest.raises(ValueError, match="no latent or output named nu"):
+        page(eight_schools(), correlations="nu")
+    # Beyond what can be shown: the largest are found among all.
+    matrix = np.eye(50)
+    matrix[3, 40] = matrix[40, 3] = -0.7
+    matrix[7, 8] = matrix[8, 7] = 0.3
+    assert html_correlations._most_correlated(matrix) == [3, 7, 8, 40]
+
+
+def test_chains_stand_against_q():
+    pytest.importorskip("blackjax", reason="BlackJAX is not installed (an extra: mcmc)")
+    fit = dataclasses.replace(ridge())
+    assert "Against Markov chains" not in page(fit, polished=None)
+    polished = fit.polish(KEY, 200, 2)
+    text = page(fit, polished=polished)
+    part = text[text.index("<h2>Against Markov chains") : text.index("<h2>k-hat")]
+    assert "2 chains of 200 draws" in part and "the 16 of 31 that moved most" in part
+    known = np.concatenate([np.ravel(value) for value in polished.moved.sd.values()])
+    at = np.nanargmax(np.abs(np.log(known)))
+    assert f"sds by at most a factor of {known[at]:.2g}" in part
+    # The ridge is what q, a product, did not see: its intervals moved most.
+    order = re.findall(r'class="name">([^<]+)<', part)
+    assert len(order) == 16 and {order[0], order[1]} == {"a", "a latent…ng name[1]"}
+    # A report shows the last chains of its fit without being asked.
+    assert vars(fit)["_polished"] is polished
+
+
+def test_passes_over_the_data_are_shown():
+    text = page(bits())
+    assert "Passes over the data" not in text
+    counts = dataclasses.replace(bits().counts, passes=5.25)
+    assert 'Passes over the data</h3><p class="figure">5.25</p><p>times that all rows' in page(
+        dataclasses.replace(bits(), counts=counts)
+    )
 
 
 def test_the_page_is_self_contained():

@@ -38,12 +38,15 @@ LAYERS = (
     "fit",
     "check",
     "adapters",
+    "pymc",
+    "bambi",
+    "numpyro",
     "__init__",
     "cli",
 )
 LANGUAGES = ("numpyro", "pymc", "pyro", "blackjax", "tensorflow_probability", "cmdstanpy", "stan")
 OPTIONAL = ("matplotlib", "sklearn", "arviz", "arviz_base", "xarray", "pandas", "pymc", "pytensor", "stan", "pyarrow")
-OPTIONAL += ("IPython", "httpstan", "blackjax")
+OPTIONAL += ("IPython", "httpstan", "blackjax", "bambi")
 # Part of the installation, but slow to import: only what is shown needs them.
 LATE = ("rich",)
 

@@ -134,12 +134,14 @@ BAD_INPUT = [
     (["{}/none.py:line"], ["no file"]),
     (["{}/models.py"], ["FILE.py:NAME"]),
     (["{}/models.py:line"], ["needs x, y", "--data"]),
-    (["{}/models.py:line", "--data", "{}/data.txt"], [".csv, .npz or .parquet"]),
+    (["{}/models.py:line", "--data", "{}/data.txt"], [".csv, .npz, .parquet or .json"]),
     (["{}/models.py:line", "--data", "{}/none.csv"], ["no data file"]),
     (["{}/models.py:wrong()"], ["must return", "int"]),
     (["{}/models.py:dist"], ["module"]),
     (["{}/models.py:line", "--data", "{}/data.csv", "--set", "scale"], ["NAME=VALUE"]),
     (["{}/models.py:line", "--data", "{}/data.csv", "--tolerance", "-1"], ["tolerance must be a positive"]),
+    (["{}/none.stan"], ["no file"]),
+    (["{}/model.stan", "--set", "word=long"], ["'word' is no number"]),
     (["{}/broken.py:line"], ["broken.py fails when it is loaded", "ZeroDivisionError"]),
 ]
 
@@ -147,6 +149,7 @@ BAD_INPUT = [
 @pytest.mark.parametrize("arguments, words", BAD_INPUT, ids=lambda value: " ".join(value)[:40])
 def test_bad_input_is_one_line_and_exit_code_one(folder, arguments, words):
     (folder / "broken.py").write_text("1 / 0\n")
+    (folder / "model.stan").write_text("parameters { real x; } model { x ~ normal(0, 1); }")
     filled = [one.format(folder) for one in arguments]
     result = run("fit", *filled)
     assert result.exit_code == 1, result.output
@@ -163,6 +166,10 @@ def test_usage_and_missing_packages_have_their_own_codes(folder, monkeypatch):
     (folder / "needs.py").write_text("import no_such_package_here\n")
     result = run("fit", f"{folder}/needs.py:model")
     assert result.exit_code == 4 and "no_such_package_here" in result.stderr
+    monkeypatch.setitem(sys.modules, "stan", None)
+    (folder / "model.stan").write_text("parameters { real x; } model { x ~ normal(0, 1); }")
+    result = run("fit", folder / "model.stan", "--json")
+    assert result.exit_code == 4 and "curvi[stan]" in json.loads(result.stdout)["error"]
 
 
 def test_exit_codes_are_documented():
@@ -202,6 +209,11 @@ def test_three_formats_say_the_same(tmp_path):
         np.testing.assert_array_equal(data["word"], [1, 0, 1, 2])
         assert len(remarks) == 1 and "3 levels" in remarks[0]
     assert read_data(tmp_path / "d.npz")[0]["single"] == 3
+    nested = {"N": 4, "table": [[1, 2], [3, 4]], "word": ["b", "a"]}
+    (tmp_path / "d.json").write_text(json.dumps(nested))
+    data, remarks = read_data(tmp_path / "d.json")
+    assert data["N"] == 4 and isinstance(data["N"], int) and data["table"].tolist() == nested["table"]
+    assert data["word"].tolist() == [1, 0] and len(remarks) == 1
 
 
 @pytest.mark.parametrize(
@@ -213,6 +225,10 @@ def test_three_formats_say_the_same(tmp_path):
         ("d.csv", b"x,y\n", ["at least one row"]),
         ("d.npz", b"no archive", ["not an NPZ"]),
         ("d.parquet", b"no table", ["not a Parquet"]),
+        ("d.json", b"{", ["not a JSON"]),
+        ("d.json", b"[1, 2]", ["one object", "list"]),
+        ("d.json", b'{"x": [[1, 2], [3]]}', ["'x' differ in length"]),
+        ("d.json", b'{"x": [1, null]}', ["'x' has entries that are no numbers"]),
     ],
 )
 def test_damaged_data_are_named(tmp_path, name, content, words):

@@ -10,8 +10,8 @@ definite it is unknown: not a number.
 """
 
 import numpy as np
+import scipy  # `scipy.optimize` is imported where it is first used, since that takes long
 from scipy.linalg import eigh
-from scipy.optimize import minimize
 
 _SMALL = 0.2  # nats: what a rank may leave to the largest one
 _HARDLY = 0.02  # nats: gain of one more rank at which no further ones are tried
@@ -159,6 +159,6 @@ def best_of_rank(P: np.ndarray, rank: int, start: np.ndarray | None = None) -> t
 
     first = np.zeros(size) if start is None else start
     bounds, options = [(_LEAST_LOG_SCALE, None)] * size, {"maxiter": 300, "maxcor": 20}
-    found = minimize(negative, first, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
+    found = scipy.optimize.minimize(negative, first, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
     scale, _, values, vectors = parts(found.x)
     return -float(found.fun), found.x, scale[:, None] * vectors * np.sqrt(1 / values - 1)

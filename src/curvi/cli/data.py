@@ -1,7 +1,8 @@
-"""Data files for models: columns or arrays by name, from CSV, NPZ or Parquet."""
+"""Data files for models: columns or arrays by name, from CSV, NPZ, Parquet or JSON."""
 
 import csv
 import glob
+import json
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +18,9 @@ def read_data(path: Path) -> tuple[dict, list[str]]:
     if path.is_dir() or glob.has_magic(str(path)):
         rows = Rows(str(path))
         return {"rows": rows, **{name: rows[name] for name in rows.columns}}, [repr(rows)]
-    readers = {".csv": _read_csv, ".npz": _read_npz, ".parquet": _read_parquet}
+    readers = {".csv": _read_csv, ".npz": _read_npz, ".parquet": _read_parquet, ".json": _read_json}
     if (reader := readers.get(path.suffix.lower())) is None:
-        raise InputError(f"{path}: data files are .csv, .npz or .parquet; got '{path.suffix}'")
+        raise InputError(f"{path}: data files are .csv, .npz, .parquet or .json; got '{path.suffix}'")
     if not path.exists():
         raise InputError(f"no data file {path}")
     remarks: list[str] = []
@@ -61,6 +62,27 @@ def _read_npz(path: Path) -> dict:
             return {name: stored[name] for name in stored.files}
     except (ValueError, OSError, EOFError) as error:
         raise InputError(f"{path}: not an NPZ file of plain arrays ({error}); write it with numpy.savez") from error
+
+
+def _read_json(path: Path) -> dict:
+    """One object of numbers and nested lists, as Stan's interfaces take it."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InputError(f"{path}: not a JSON file ({error})") from error
+    if not isinstance(found, dict):
+        raise InputError(f"{path}: expected one object of numbers and lists by name; got {type(found).__name__}")
+    return {name: _as_array(path, name, value) for name, value in found.items()}
+
+
+def _as_array(path: Path, name: str, value) -> np.ndarray:
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        raise InputError(f"{path}: the lists of '{name}' differ in length") from None
+    if array.dtype.kind not in "biufU":
+        raise InputError(f"{path}: '{name}' has entries that are no numbers, such as null; leave incomplete rows out")
+    return array
 
 
 def _read_parquet(path: Path) -> dict:

@@ -1,7 +1,8 @@
-"""The target from `FILE.py:NAME` and data.
+"""The target from `FILE.py:NAME` or `FILE.stan`, and data.
 
 NAME is a NumPyro model, a PyMC model or a curvi target. `NAME()` is a function that is called and returns a PyMC model
-or a curvi target. Functions get the columns of the data named by their parameters.
+or a curvi target. Functions get the columns of the data named by their parameters, a Stan program
+gets all of the data.
 """
 
 import contextlib
@@ -16,8 +17,10 @@ import jax
 import typer
 
 from curvi.adapters import from_numpyro, from_pymc
+from curvi.adapters.stan import from_stan_file
 from curvi.cli.common import InputError
 from curvi.cli.data import read_data
+from curvi.model.rows.rows import Column, Rows
 from curvi.model.target import AbstractTarget
 
 ModelArgument = Annotated[
@@ -25,14 +28,14 @@ ModelArgument = Annotated[
     typer.Argument(
         metavar="FILE.py:MODEL",
         help="A NumPyro model, a PyMC model or a curvi target; FILE.py:make() calls a function that returns one of "
-        "the last two.",
+        "the last two. Or FILE.stan, a Stan program.",
     ),
 ]
 DataOption = Annotated[
     Path | None,
     typer.Option(
         "--data",
-        help="CSV, NPZ or Parquet; columns go to the parameters of the model by name. A directory or glob is "
+        help="CSV, NPZ, Parquet or JSON; columns go to the parameters of the model by name. A directory or glob is "
         "read a chunk at a time: `rows` is all of it.",
     ),
 ]
@@ -48,6 +51,8 @@ def read_target(model: str, data: Path | None, settings: list[str] | None, float
     jax.config.update("jax_enable_x64", not float32)
     arguments, remarks = ({}, []) if data is None else read_data(data)
     arguments.update(_read_settings(settings or []))
+    if model.endswith(".stan"):
+        return _stan_target(Path(model), arguments), remarks
     found, name, call = _find(model)
     if call:
         if not callable(found):
@@ -64,6 +69,15 @@ def read_target(model: str, data: Path | None, settings: list[str] | None, float
             f"'{name}' is {type(found).__name__}; expected a NumPyro model, a PyMC model or a curvi target"
         )
     return from_numpyro(found, **_matching(name, found, arguments)), remarks
+
+
+def _stan_target(path: Path, arguments: dict) -> AbstractTarget:
+    if not path.exists():
+        raise InputError(f"no file {path}")
+    for name, value in arguments.items():
+        if isinstance(value, Rows | Column | str):
+            raise InputError(f"'{name}' is no number and no array: a Stan program takes all of its data at once")
+    return from_stan_file(path, arguments)
 
 
 def _is_pymc(found) -> bool:
@@ -89,7 +103,7 @@ def _find(model: str):
     """The object, its name, and whether to call it."""
     path, _, name = model.rpartition(":")
     if not path.endswith(".py") or not name:
-        raise InputError(f"give the model as FILE.py:NAME; got '{model}'")
+        raise InputError(f"give the model as FILE.py:NAME, a Stan program as FILE.stan; got '{model}'")
     if not Path(path).exists():
         raise InputError(f"no file {path}")
     call = name.endswith("()")

@@ -34,8 +34,11 @@ _COVARIANCE_DRAWS = 4096
 
 def check_kind(fit: "Fit", kind: str | None) -> str:
     """The kind under its own name, that of the fit for None; ValueError for another."""
-    if kind is None:
-        return fit.kind
+    return fit.kind if kind is None else known_kind(kind)
+
+
+def known_kind(kind: str) -> str:
+    """The kind under its own name; ValueError for another."""
     kind = _ALIASES.get(kind, kind) if isinstance(kind, str) else kind
     if kind not in KINDS:
         raise ValueError(

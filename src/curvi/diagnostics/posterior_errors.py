@@ -91,7 +91,7 @@ def errors_of_q(fit: "Fit", seen: Seen) -> tuple[float, float, float, str]:
     if widening is None or not np.any(known := np.isfinite(widening)):
         return math.nan, math.nan, math.nan, ""
     # Quantities that do not vary have no sd to be off.
-    mean_error = math.nan if shift is None else float(np.sqrt(np.mean((shift * np.exp(-2 * widening))[known])))
+    mean_error = math.nan if shift is None else float(np.sqrt(np.mean(shift[known] * np.exp(-2 * widening[known]))))
     size = np.where(known, np.abs(widening), -1.0)
     worst = int(size.argmax())
     label = label_at({name: np.shape(value) for name, value in fit.sd("q").items()}, worst)

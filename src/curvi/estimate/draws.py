@@ -13,9 +13,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy  # its statistics are imported where they are first used: they take as long as all of curvi
 from jax.scipy.special import ndtri
 from jaxtyping import Array, Float, PRNGKeyArray
-from scipy.stats import qmc
 
 from curvi.family import Family
 from curvi.family.base import DrawT
@@ -117,14 +117,14 @@ class Sobol(Draws):
 @functools.lru_cache(maxsize=8)
 def sobol_net(num_points: int, dimension: int, seed: int = 0) -> np.ndarray:
     """A scrambled Sobol net as 32-bit integers, (num_points, dimension)."""
-    engine = qmc.Sobol(dimension, scramble=True, bits=32, rng=np.random.default_rng(seed))
+    engine = scipy.stats.qmc.Sobol(dimension, scramble=True, bits=32, rng=np.random.default_rng(seed))
     # Drawn up to the next power of two, where the net is balanced, and truncated.
     return _to_bits(engine.random(2 ** math.ceil(math.log2(max(num_points, 1))))[:num_points])
 
 
 def latin_hypercube(seed, num_points: int, dimension: int) -> np.ndarray:
     """Uniform points as 32-bit integers, (num_points, dimension), one in each slice of each axis."""
-    return _to_bits(qmc.LatinHypercube(dimension, rng=np.random.default_rng(seed)).random(num_points))
+    return _to_bits(scipy.stats.qmc.LatinHypercube(dimension, rng=np.random.default_rng(seed)).random(num_points))
 
 
 def _to_bits(points) -> np.ndarray:

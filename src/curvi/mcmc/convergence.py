@@ -7,9 +7,9 @@ Bayesian Analysis 16(2).
 """
 
 import numpy as np
+import scipy  # its statistics are imported where they are first used: they take as long as all of curvi
 from scipy.fft import next_fast_len
 from scipy.special import ndtri
-from scipy.stats import rankdata
 
 _CHUNK = 64  # elements at a time, so that memory does not grow with their number
 TAILS = (0.05, 0.95)
@@ -48,7 +48,7 @@ def split_chains(draws: np.ndarray) -> np.ndarray:
 
 
 def _normal_scores(draws):
-    ranks = rankdata(draws.reshape(-1, draws.shape[-1]), axis=0).reshape(draws.shape)
+    ranks = scipy.stats.rankdata(draws.reshape(-1, draws.shape[-1]), axis=0).reshape(draws.shape)
     return ndtri((ranks - 0.375) / (draws.shape[0] * draws.shape[1] + 0.25))
 
 

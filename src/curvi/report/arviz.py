@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def to_arviz(fit: "Fit", key, num_draws: int, predictive: bool = False, kind: str = "q"):
     """Draws with their ln p and ln q as one chain; see `Fit.to_arviz`."""
-    _arviz()  # before what takes time
+    find_arviz()  # before what takes time
     draws, log_p, log_q = fit.draws_and_densities(key, num_draws, kind)
     origin = origin_of(fit.target)
     groups = {"posterior": _chains(draws), "sample_stats": _chains({"lp": log_p, "log_q": log_q})}
@@ -27,7 +27,7 @@ def to_arviz(fit: "Fit", key, num_draws: int, predictive: bool = False, kind: st
 
 def container(groups: dict[str, dict], origin: Origin, attributes: dict):
     """Groups of arrays (chains, draws, ...) by name, with what the origin knows of the model, in ArviZ's container."""
-    module = _arviz()
+    module = find_arviz()
     if origin.observed_data:
         groups = {**groups, "observed_data": dict(origin.observed_data)}
     names = {name for group in groups.values() for name in group}
@@ -40,7 +40,8 @@ def container(groups: dict[str, dict], origin: Origin, attributes: dict):
     return module.from_dict(groups, **options, attrs={"/": attributes, "posterior": attributes})
 
 
-def _arviz():
+def find_arviz():
+    """The module of ArviZ that makes containers; ImportError without one."""
     for name in ("arviz", "arviz_base"):
         try:
             module = importlib.import_module(name)
@@ -61,8 +62,10 @@ def _chains(group: dict) -> dict[str, np.ndarray]:
 
 
 def _attributes(fit: "Fit") -> dict:
-    """The outcome of the fit, as numbers and strings for NetCDF."""
+    """The outcome of the fit, as numbers and strings for NetCDF; whether the posterior is right where that is known."""
+    check = vars(fit).get("posterior_check")
     return {
+        **({} if check is None else {"posterior_check": check.answer}),
         "inference_library": "curvi",
         "inference_library_version": VERSION,
         "method": type(fit.method).__name__,

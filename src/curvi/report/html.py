@@ -14,7 +14,10 @@ from curvi.estimate.psis import khat_meaning
 from curvi.record.version import VERSION
 from curvi.report import svg
 from curvi.report.answers import all_is_well, certified, family_line, headline, khat_words, next_step
+from curvi.report.html_correlations import correlations_section
+from curvi.report.html_families import families_section
 from curvi.report.html_parts import figure, section, sentence
+from curvi.report.html_polished import polished_section
 from curvi.report.html_progress import progress_section
 from curvi.report.style import STYLE
 from curvi.report.table import ERROR, MEAN, RESPONSE_SD, SD, SD_ERROR, Summary, number
@@ -27,17 +30,18 @@ _MOST_CHARTS, _MOST_ROWS, _MOST_TABLE = 24, 12, 500
 _ZONES = ((0.5, "good", "good"), (0.7, "usable", "usable"), (1.0, "poor", "poor"), (1.3, "useless", "useless"))
 
 
-def write_report(fit: "Fit", path, title: str | None = None) -> None:
+def write_report(fit: "Fit", path, title: str | None = None, correlations=None, polished=None) -> None:
     """Write the page of a fit to `path`; see `Fit.report`."""
-    Path(path).write_text(page(fit, title), encoding="utf-8")
+    Path(path).write_text(page(fit, title, correlations, polished), encoding="utf-8")
 
 
-def page(fit: "Fit", title: str | None = None) -> str:
+def page(fit: "Fit", title: str | None = None, correlations=None, polished=None) -> str:
     """The whole page."""
     heading = title or "curvi fit"
     table = fit.summary()
-    sections = [_verdict(fit, heading), progress_section(fit), _posterior(fit, table), _khat(fit), _curvature(fit)]
-    body = "\n".join([*sections, _table(table), _cost(fit)])
+    sections = [_verdict(fit, heading), progress_section(fit), families_section(fit), _posterior(fit, table)]
+    sections += [correlations_section(fit, correlations), polished_section(fit, polished), _khat(fit), _curvature(fit)]
+    body = "\n".join([*filter(None, sections), _table(table), _cost(fit)])
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -59,6 +63,11 @@ def _verdict(fit: "Fit", heading: str) -> str:
         ("k-hat", shown, khat_words(fit)),
         ("Time", f"{fit.seconds.compile + fit.seconds.run:.1f} s", f"{fit.seconds.compile:.1f} s of it compiling"),
     ]
+    if fit.counts.passes:
+        rows = getattr(fit.target, "num_rows", None)
+        over = f"all {rows:,} rows" if rows else "all rows"
+        words = f"times that {over} were read, checks included"
+        cards.append(("Passes over the data", f"{fit.counts.passes:.3g}", words))
     boxes = "\n".join(
         f'<div class="card"><h3>{escape(name)}</h3><p class="figure">{escape(value)}</p><p>{escape(words)}</p></div>'
         for name, value, words in cards
@@ -104,7 +113,8 @@ def _posterior(fit: "Fit", table: Summary) -> str:
         if rows:
             figures.append(figure(svg.intervals(rows, f"Posterior intervals of {name}"), more))
         start += count
-    legend = '<p class="legend"><span><i class="key meanfield"></i>5 % to 95 % of q</span> '
+    of = "draws under importance weights" if fit.kind == "reweighted" else "q"
+    legend = f'<p class="legend"><span><i class="key meanfield"></i>5 % to 95 % of {of}</span> '
     if response is not None:
         legend += '<span><i class="key response"></i>linear response, mean ± 1.64 sd</span>'
     note = f"<p>{escape(table.notes[0])}</p>" if response is None else _widening(table)

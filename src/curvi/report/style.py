@@ -52,6 +52,10 @@ line.response { stroke: var(--red); stroke-width: 3; stroke-linecap: round; }
 rect.good { fill: var(--good); } rect.usable { fill: var(--usable); }
 rect.poor { fill: var(--poor); } rect.useless { fill: var(--useless); }
 .marker { fill: var(--ink); }
+rect.bar { fill: var(--blue); fill-opacity: 0.45; } rect.bar.marked { fill-opacity: 1; }
+rect.positive { fill: var(--blue); } rect.negative { fill: var(--red); }
+svg text.value { font-size: 10.5px; }
+tr.chosen td { font-weight: 600; }
 .scroll { overflow-x: auto; }
 .tall { max-height: 420px; overflow-y: auto; }
 table { border-collapse: collapse; font-size: 0.85rem; width: 100%; }

@@ -11,7 +11,6 @@ supports by construction. NumPyro's validation is kept only if the support of an
 on a latent, or the observation is computed in the model: there it is part of the density.
 """
 
-import contextlib
 import dataclasses
 from collections.abc import Callable
 
@@ -84,9 +83,8 @@ def from_numpyro(
         init = _strategic_start(model, args, kwargs, init_strategy, init)
 
     def log_probs(model, theta, total):
-        validation = contextlib.nullcontext() if sites.validate else numpyro.validation_enabled(False)
         # Outside the substitution, the seed only handles sites without a value: no key is split for a latent.
-        with validation, handlers.seed(rng_seed=0):
+        with numpyro.validation_enabled(sites.validate), handlers.seed(rng_seed=0):
             return compute_log_probs(model, args, kwargs, theta, sum_log_prob=total)[0]
 
     def joint(model, theta):

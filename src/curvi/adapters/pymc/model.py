@@ -43,7 +43,7 @@ def from_pymc(model) -> Target:
         A `pymc.Model` with continuous free variables. The current values of its data are used: a later
         `pymc.set_data` needs a new target.
     """
-    pymc = _import_pymc()
+    pymc = import_pymc()
     if not isinstance(model, pymc.Model):
         hint = "; build it first and pass its backend.model" if hasattr(model, "backend") else ""
         raise ValueError(f"from_pymc takes a pymc.Model; got {type(model).__name__}{hint}")
@@ -266,7 +266,7 @@ def _refuse(model) -> None:
         )
 
 
-def _import_pymc():
+def import_pymc():
     """PyMC with its JAX conversion, without changing JAX's configuration."""
     try:
         import pymc

@@ -1,0 +1,79 @@
+"""All fits of one model together: they climb on few draws, and are certified on fresh ones before these move them.
+
+Rounds of more and more draws take up those that are left. Those that no round certifies are left to `curvi.fit`.
+"""
+
+import dataclasses
+
+import jax
+import numpy as np
+
+from curvi.estimate.fixed_draws.noise import matched_noise
+from curvi.many.certificate import Certificates, Entries, certify
+from curvi.many.programs import CHUNK, Programs
+from curvi.many.steps import State, climb
+
+ROUNDS = 3  # each with four times the draws of the one before
+_FRESH = 8  # draws of a certificate for each draw of the climb
+_NEAR = 1.0  # nats of a Newton step from fresh draws that is taken; beyond, the climb goes on with more draws
+_ENOUGH = 0.02  # share of the tolerance that a climb leaves
+_WORTH = 0.25  # share of the tolerance from which a certain gain is taken
+
+
+@dataclasses.dataclass(frozen=True)
+class Advanced:
+    """Where the fits have got to."""
+
+    state: State
+    certificates: Certificates
+    certified: np.ndarray  # whether each is within the tolerance
+
+
+def climb_draws(size: int) -> int:
+    """Draws of a first climb: as many mirrored pairs as dimensions, in chunks."""
+    return CHUNK * -(-2 * size // CHUNK)
+
+
+def advance(programs: Programs, start, count: int, independent: bool, tolerance: float, key) -> Advanced:
+    """The fits of `count` data sets from one start, a mean and a factor."""
+    mean, factor = start
+    size, words = len(mean), np.asarray(jax.random.key_data(key)).astype(np.uint32).ravel()
+    state, entries = State.begin(mean, factor, count), Entries(len(mean), independent)
+    certificates = Certificates.unknown(count, len(entries), size)
+    certified, climbing = np.zeros(count, bool), np.ones(count, bool)
+    for number in range(ROUNDS):
+        rng = np.random.default_rng([*words, number])
+        draws = climb_draws(size) * 4**number
+        if climbing.any():
+            noise = matched_noise(rng, draws, size, 1)
+            climb(programs, state, np.flatnonzero(climbing), noise, independent, _ENOUGH * tolerance)
+        chosen = np.flatnonzero(~certified & state.done)
+        if len(chosen):
+            fresh = matched_noise(rng, _FRESH * draws, size, 1, match=False)
+            certificates.put(chosen, certify(programs, state, chosen, entries, fresh, rng))
+        certified = certificates.within(tolerance)
+        climbing = ~certified
+        if certified.all():
+            break
+        climbing[corrected(state, certificates, np.flatnonzero(climbing), entries, tolerance)] = False
+    return Advanced(state, certificates, certified)
+
+
+def corrected(state: State, certificates: Certificates, chosen: np.ndarray, entries: Entries, tolerance: float):
+    """Those of the chosen fits that need not climb again: the step of their certificate has moved them, or more draws
+    are all they lack.
+    """
+    nats = np.sum(certificates.step[chosen] ** 2, 1) / 2
+    sane = np.isfinite(certificates.gain[chosen]) & ~certificates.doubt[chosen] & (nats <= _NEAR)
+    chosen = chosen[sane]
+    gain, error = certificates.gain[chosen], certificates.gain_se[chosen]
+    moves = chosen[(gain > np.maximum(_WORTH * tolerance, 2 * error)) | (certificates.sds[chosen] > 0.05)]
+    step = certificates.step[moves]
+    before = state.factor[moves]
+    state.mean[moves], state.factor[moves] = entries.moved(state.mean[moves], before, step)
+    turn = np.linalg.solve(before, state.factor[moves])
+    state.bend[moves] = np.swapaxes(turn, 1, 2) @ state.bend[moves] @ turn
+    state.steps[moves] += 1
+    return chosen
+
+

@@ -18,6 +18,8 @@ from curvi.family import FullRank as FullRank
 from curvi.family import LowRank as LowRank
 from curvi.family import MeanField as MeanField
 from curvi.fit import fit as fit
+from curvi.many.fit_many import fit_many as fit_many
+from curvi.many.result import ManyFits as ManyFits
 from curvi.model.black_box import BlackBoxError as BlackBoxError
 from curvi.model.factored import FactoredTarget as FactoredTarget
 from curvi.model.minibatch import MinibatchTarget as MinibatchTarget

@@ -35,6 +35,7 @@ LAYERS = (
     "results",
     "comparison",
     "fit",
+    "many",
     "check",
     "adapters",
     "__init__",

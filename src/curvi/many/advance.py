@@ -14,9 +14,10 @@ from curvi.many.programs import CHUNK, Programs
 from curvi.many.steps import State, climb
 
 ROUNDS = 3  # each with four times the draws of the one before
-_FRESH = 8  # draws of a certificate for each draw of the climb
+# Draws of a climb that starts from one on few, and of a certificate, in units of those few.
+_MORE, _FRESH = 8, 16
 _NEAR = 1.0  # nats of a Newton step from fresh draws that is taken; beyond, the climb goes on with more draws
-_ENOUGH = 0.02  # share of the tolerance that a climb leaves
+_ROUGH, _ENOUGH = 0.2, 0.02  # shares of the tolerance that climbs on few and on more draws leave
 _WORTH = 0.25  # share of the tolerance from which a certain gain is taken
 
 
@@ -29,7 +30,7 @@ class Advanced:
     certified: np.ndarray  # whether each is within the tolerance
 
 
-def climb_draws(size: int) -> int:
+def few_draws(size: int) -> int:
     """Draws of a first climb: as many mirrored pairs as dimensions, in chunks."""
     return CHUNK * -(-2 * size // CHUNK)
 
@@ -43,13 +44,14 @@ def advance(programs: Programs, start, count: int, independent: bool, tolerance:
     certified, climbing = np.zeros(count, bool), np.ones(count, bool)
     for number in range(ROUNDS):
         rng = np.random.default_rng([*words, number])
-        draws = climb_draws(size) * 4**number
-        if climbing.any():
-            noise = matched_noise(rng, draws, size, 1)
-            climb(programs, state, np.flatnonzero(climbing), noise, independent, _ENOUGH * tolerance)
+        few = few_draws(size) * 4**number
+        for draws, share in ((few, _ROUGH), (_MORE * few, _ENOUGH))[number > 0 :]:
+            if climbing.any():
+                noise = matched_noise(rng, draws, size, 1)
+                climb(programs, state, np.flatnonzero(climbing), noise, independent, share * tolerance)
         chosen = np.flatnonzero(~certified & state.done)
         if len(chosen):
-            fresh = matched_noise(rng, _FRESH * draws, size, 1, match=False)
+            fresh = matched_noise(rng, _FRESH * few, size, 1, match=False)
             certificates.put(chosen, certify(programs, state, chosen, entries, fresh, rng))
         certified = certificates.within(tolerance)
         climbing = ~certified

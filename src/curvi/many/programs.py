@@ -16,24 +16,24 @@ from curvi.many.model import StackedModel
 from curvi.model.over_draws import over_draws, widest_array
 from curvi.record.packed import combine, split_structure
 
-CHUNK = 32  # draws of a chunk
+CHUNK = 16  # draws of a chunk
 GROUPS = CHUNK // 2  # independent groups for standard errors: the mirrored pairs of a chunk
 # Numbers in the largest array of a block: more do not fit in the cache of a core, and fewer leave its lanes idle.
 _CACHED, _MOST_FITS = 2**16, 64
-_MOST_CHUNKS = 8  # of the noise in a call
+_MOST_CHUNKS = 16  # of the noise in a call
 
 
 class Programs:
     """The programs for one model and family; all results are numpy arrays in double precision."""
 
     def __init__(self, model: StackedModel, q: Family):
-        self.model, self.dtype = model, np.dtype(q.params.dtype)
+        self.model, self.q, self.dtype = model, q, np.dtype(q.params.dtype)
         self.structure, self.arrays = split_structure((model.density, model.outputs), q)
         self.size = max(1, min(_MOST_FITS, _CACHED // (CHUNK * widest_array(model.density))))
 
     def gradients(self, chosen: np.ndarray, mean, factor, noise: np.ndarray):
         """For each fit: ln p at each draw m + L e, and the gradients g of ln p and matrices g e', averaged over each of
-        16 groups of mirrored pairs.
+        eight groups of mirrored pairs.
         """
         chunks = noise.reshape(-1, CHUNK, noise.shape[-1]).astype(self.dtype)
         values, slopes, matrices = [], 0.0, 0.0

@@ -9,7 +9,9 @@ import jax
 import numpy as np
 
 from curvi.estimate.fixed_draws.noise import matched_noise
-from curvi.many.certificate import Certificates, Entries, certify
+from curvi.many.certificate import Certificates, certify
+from curvi.many.entries import Entries
+from curvi.many.newton import newton_climb
 from curvi.many.programs import CHUNK, Programs
 from curvi.many.steps import State, climb
 
@@ -48,7 +50,8 @@ def advance(programs: Programs, start, count: int, independent: bool, tolerance:
         for draws, share in ((few, _ROUGH), (_MORE * few, _ENOUGH))[number > 0 :]:
             if climbing.any():
                 noise = matched_noise(rng, draws, size, 1)
-                climb(programs, state, np.flatnonzero(climbing), noise, independent, share * tolerance)
+                slow = climb(programs, state, np.flatnonzero(climbing), noise, independent, share * tolerance)
+                newton_climb(programs, state, slow, noise, entries, share * tolerance, rng)
         chosen = np.flatnonzero(~certified & state.done)
         if len(chosen):
             fresh = matched_noise(rng, _FRESH * few, size, 1, match=False)

@@ -5,6 +5,7 @@ program knows neither how many fits there are nor how many draws: both come in b
 """
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -13,13 +14,13 @@ import numpy as np
 from curvi.estimate.fixed_draws.sweep import program
 from curvi.family import Family
 from curvi.many.model import StackedModel
-from curvi.model.over_draws import over_draws, widest_array
+from curvi.model.over_draws import over_draws
 from curvi.record.packed import combine, split_structure
 
 CHUNK = 16  # draws of a chunk
 GROUPS = CHUNK // 2  # independent groups for standard errors: the mirrored pairs of a chunk
-# Numbers in the largest array of a block: more do not fit in the cache of a core, and fewer leave its lanes idle.
-_CACHED, _MOST_FITS = 2**16, 64
+# Fits of a block, the unit of a call, and of them those that are computed side by side.
+_MOST_FITS, _TOGETHER = 64, 8
 _MOST_CHUNKS = 16  # of the noise in a call
 
 
@@ -29,7 +30,7 @@ class Programs:
     def __init__(self, model: StackedModel, q: Family):
         self.model, self.q, self.dtype = model, q, np.dtype(q.params.dtype)
         self.structure, self.arrays = split_structure((model.density, model.outputs), q)
-        self.size = max(1, min(_MOST_FITS, _CACHED // (CHUNK * widest_array(model.density))))
+        self.size = _MOST_FITS
 
     def gradients(self, chosen: np.ndarray, mean, factor, noise: np.ndarray):
         """For each fit: ln p at each draw m + L e, and the gradients g of ln p and matrices g e', averaged over each of
@@ -70,25 +71,26 @@ class Programs:
     def _in_blocks(self, run, chosen, mean, factor, noise, own: bool = False) -> tuple[np.ndarray, ...]:
         parts = []
         for begin in range(0, len(chosen), self.size):
-            at = slice(begin, begin + self.size)
-            # The last block is filled up with copies of its last fit.
+            # The last block is filled up with copies of its last fit, of which the program leaves out what it can.
             filled = np.minimum(np.arange(begin, begin + self.size), len(chosen) - 1)
+            count = min(self.size, len(chosen) - begin)
             given = (mean[filled].astype(self.dtype), factor[filled].astype(self.dtype))
-            draws = noise[filled] if own else noise
-            found = run(self.structure, self.arrays, self.model.at(chosen[filled]), *given, draws)
-            parts.append((len(chosen[at]), found))
+            data = self.model.at(chosen[filled]), *given, *((noise[filled],) if own else ())
+            found = run(self.structure, self.arrays, np.int32(count), data, None if own else noise)
+            parts.append((count, found))
         columns = zip(*([np.asarray(leaf)[:count] for leaf in found] for count, found in parts), strict=True)
         return tuple(np.concatenate(column).astype(np.float64, copy=False) for column in columns)
 
 
 @program(0)
-def _gradients(structure, arrays, data, mean, factor, chunks):
+def _gradients(structure, arrays, num_fits, data, chunks):
     (density, _), q = combine(structure, arrays)
     noise, count = chunks
-    each_fit, each_draw, _ = _over(density, len(mean), CHUNK, 1)
+    num_together, each_draw, _ = _over(density, CHUNK, 1)
     size = noise.shape[-1]
 
-    def of_fit(data, mean, factor):
+    def of_fit(given):
+        data, mean, factor = given
         slope_of = jax.value_and_grad(lambda x: q.log_joint(lambda theta: density(theta, data), (x,)))
 
         def add(index, sums):
@@ -102,15 +104,16 @@ def _gradients(structure, arrays, data, mean, factor, chunks):
         shapes = noise.shape[:2], (GROUPS, size), (GROUPS, size, size)
         return jax.lax.fori_loop(0, count, add, tuple(jnp.zeros(shape, mean.dtype) for shape in shapes))
 
-    return each_fit(of_fit)(data, mean, factor)
+    return _over_fits(of_fit, num_fits, data, num_together)
 
 
 @program(0)
-def _hessians(structure, arrays, data, mean, factor, noise):
+def _hessians(structure, arrays, num_fits, data, noise):
     (density, _), q = combine(structure, arrays)
-    each_fit, each_draw, each_column = _over(density, len(mean), len(noise), noise.shape[-1])
+    num_together, each_draw, each_column = _over(density, len(noise), noise.shape[-1])
 
-    def of_fit(data, mean, factor):
+    def of_fit(given):
+        data, mean, factor = given
         slope_of = jax.grad(lambda x: q.log_joint(lambda theta: density(theta, data), (x,)))
 
         def one(x):
@@ -118,32 +121,47 @@ def _hessians(structure, arrays, data, mean, factor, noise):
             bent = each_column(lambda step: jax.jvp(slope_of, (x,), (step,))[1])(factor.T)
             return bent @ factor
 
-        return each_draw(one)(mean + noise @ factor.T)
+        return (each_draw(one)(mean + noise @ factor.T),)
 
-    return (each_fit(of_fit)(data, mean, factor),)
+    return _over_fits(of_fit, num_fits, data, num_together)
 
 
 @program(0)
-def _moments(structure, arrays, data, mean, factor, noise):
+def _moments(structure, arrays, num_fits, data, noise):
     functions, q = combine(structure, arrays)
 
     def of_fit(given):
         data, mean, factor = given
         draws = jax.vmap(lambda x: _latents(functions, q, data, x))(mean + noise @ factor.T)
-        return [moment for draw in draws.values() for moment in (draw.mean(0), draw.std(0))]
+        return tuple(moment for draw in draws.values() for moment in (draw.mean(0), draw.std(0)))
 
-    return jax.lax.map(of_fit, (data, mean, factor))
+    return _over_fits(of_fit, num_fits, data, 1)
 
 
 @program(0)
-def _draws(structure, arrays, data, mean, factor, noise):
+def _draws(structure, arrays, num_fits, data, _):
     functions, q = combine(structure, arrays)
 
     def of_fit(given):
         data, mean, factor, noise = given
-        return list(jax.vmap(lambda x: _latents(functions, q, data, x))(mean + noise @ factor.T).values())
+        return tuple(jax.vmap(lambda x: _latents(functions, q, data, x))(mean + noise @ factor.T).values())
 
-    return jax.lax.map(of_fit, (data, mean, factor, noise))
+    return _over_fits(of_fit, num_fits, data, 1)
+
+
+def _over_fits(of_fit, num_fits, data, together: int):
+    """`of_fit` of the first fits of a block, some together, and zeros for the others."""
+    block = len(jax.tree.leaves(data)[0])
+    together = math.gcd(together, block)
+
+    def add(index, out):
+        part = jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, index * together, together), data)
+        found = jax.vmap(of_fit)(part)
+        return jax.tree.map(lambda o, f: jax.lax.dynamic_update_slice_in_dim(o, f, index * together, 0), out, found)
+
+    shapes = jax.eval_shape(jax.vmap(of_fit), data)
+    zeros = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
+    return jax.lax.fori_loop(0, -(-num_fits // together), add, zeros)
 
 
 def _latents(functions, q: Family, data, x) -> dict:
@@ -152,12 +170,10 @@ def _latents(functions, q: Family, data, x) -> dict:
     return theta if functions[1] is None else {**theta, **functions[1](theta, data)}
 
 
-def _over(density, num_fits: int, num_draws: int, num_columns: int):
-    """How functions are applied to all fits of a block, to all draws and to all columns: vectorised, unless jaxlib would split that many
-    LAPACK calls.
+def _over(density, num_draws: int, num_columns: int):
+    """How many fits are computed together, and how functions are applied to all draws and to all columns: vectorised,
+    unless jaxlib would split that many LAPACK calls.
     """
-    count = num_fits * num_draws * num_columns
-    if over_draws(density, count) is jax.vmap:
-        return jax.vmap, jax.vmap, jax.vmap
-    one_by_one = lambda function: lambda *args: jax.lax.map(lambda one: function(*one), args)  # noqa: E731
-    return one_by_one, over_draws(density, num_draws * num_columns), over_draws(density, num_columns)
+    if over_draws(density, _TOGETHER * num_draws * num_columns) is jax.vmap:
+        return _TOGETHER, jax.vmap, jax.vmap
+    return 1, over_draws(density, num_draws * num_columns), over_draws(density, num_columns)

@@ -14,7 +14,7 @@ from curvi.many.programs import Programs
 
 _LEAST_BEND = 0.02  # where some direction curves upwards, none is widened by more than a factor of seven
 _SHORTER, _LONGER, _LEAST_SHARE = 0.25, 4.0, 1e-4
-MOST_STEPS = 60
+_MOST_STEPS = 25  # beyond, Newton's method is faster
 
 
 @dataclasses.dataclass
@@ -69,21 +69,30 @@ def look(programs: Programs, chosen: np.ndarray, mean, factor, noise) -> tuple[n
     return np.where(finite, value, -np.inf), slope, bend
 
 
+def slopes_of(programs: Programs, chosen: np.ndarray, mean, factor, noise) -> tuple[np.ndarray, np.ndarray]:
+    """The gradients of the ELBO on these draws in delta and A of x = m + L (delta + (I + A) e)."""
+    _, slopes, matrices = programs.gradients(chosen, mean, factor, noise)
+    turned = np.swapaxes(factor, -1, -2)
+    return (turned @ slopes.mean(1)[..., None])[..., 0], turned @ matrices.mean(1) + np.eye(mean.shape[-1])
+
+
 def climb(programs: Programs, state: State, chosen: np.ndarray, noise: np.ndarray, independent: bool, enough: float):
-    """Climb with the chosen fits on fixed noise until a whole step promises less than `enough` nats; changes `state`."""
+    """Climb with the chosen fits on fixed noise until a whole step promises less than `enough` nats; changes `state`, and
+    returns those that are not there yet.
+    """
     found = look(programs, chosen, state.mean[chosen], state.factor[chosen], noise)
     state.value[chosen], state.slope[chosen], state.bend[chosen] = found
     state.gradients[chosen] += len(noise)
     state.done[chosen] = False
     share, active = np.ones(len(state.mean)), chosen[np.isfinite(state.value[chosen])]
     resolution = 20 * float(np.finfo(programs.dtype).eps)
-    for _ in range(MOST_STEPS):
+    for _ in range(_MOST_STEPS):
         step = Step.towards_fixed_point(state, active, independent)
         ended = step.definite & (step.predicted <= enough)
         state.done[active[ended]] = True
         active, step = active[~ended], step.at(~ended)
         if not len(active):
-            return
+            break
         mean, factor = step.taken(state, active, share[active])
         value, slope, bend = look(programs, active, mean, factor, noise)
         state.gradients[active] += len(noise)
@@ -96,6 +105,7 @@ def climb(programs: Programs, state: State, chosen: np.ndarray, noise: np.ndarra
         state.slope[here], state.bend[here] = slope[accepted], bend[accepted]
         share[active] = np.where(accepted, np.minimum(_LONGER * share[active], 1.0), _SHORTER * share[active])
         active = active[share[active] >= _LEAST_SHARE]
+    return chosen[~state.done[chosen] & np.isfinite(state.value[chosen])]
 
 
 @dataclasses.dataclass(frozen=True)

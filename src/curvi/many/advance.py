@@ -15,7 +15,7 @@ from curvi.many.newton import newton_climb
 from curvi.many.programs import CHUNK, Programs
 from curvi.many.steps import State, climb
 
-ROUNDS = 3  # each with four times the draws of the one before
+ROUNDS = 4  # each with four times the draws of the one before
 # Draws of a climb that starts from one on few, and of a certificate, in units of those few.
 _MORE, _FRESH = 8, 16
 _NEAR = 1.0  # nats of a Newton step from fresh draws that is taken; beyond, the climb goes on with more draws
@@ -45,7 +45,7 @@ def advance(programs: Programs, start, count: int, independent: bool, tolerance:
     certificates = Certificates.unknown(count, len(entries), size)
     certified, climbing = np.zeros(count, bool), np.ones(count, bool)
     for number in range(ROUNDS):
-        rng = np.random.default_rng([*words, number])
+        rng = np.random.default_rng([*map(int, words), number])
         few = few_draws(size) * 4**number
         for draws, share in ((few, _ROUGH), (_MORE * few, _ENOUGH))[number > 0 :]:
             if climbing.any():
@@ -58,7 +58,11 @@ def advance(programs: Programs, start, count: int, independent: bool, tolerance:
             certificates.put(chosen, certify(programs, state, chosen, entries, fresh, rng))
         certified = certificates.within(tolerance)
         climbing = ~certified
-        if certified.all():
+        if number:
+            # What two rounds of draws call no maximum, or contradict, is for a closer look.
+            climbing &= np.isfinite(certificates.gain) & ~certificates.doubt
+            state.done &= certified | climbing
+        if not climbing.any():
             break
         climbing[corrected(state, certificates, np.flatnonzero(climbing), entries, tolerance)] = False
     return Advanced(state, certificates, certified)
@@ -80,5 +84,3 @@ def corrected(state: State, certificates: Certificates, chosen: np.ndarray, entr
     state.bend[moves] = np.swapaxes(turn, 1, 2) @ state.bend[moves] @ turn
     state.steps[moves] += 1
     return chosen
-
-

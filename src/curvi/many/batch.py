@@ -41,6 +41,11 @@ class Batch:
         return self.programs.q
 
     @property
+    def name(self) -> str:
+        """The name of the family."""
+        return "mean_field" if self.independent else "full_rank"
+
+    @property
     def good(self) -> np.ndarray:
         """Positions in the batch of the fits that were certified."""
         return np.flatnonzero(self.advanced.certified)
@@ -75,25 +80,26 @@ class Batch:
         target = self.programs.model.target_of(index)
         q = self.q_at(index).onto(target)
         calls = int(state.gradients[index])
-        numbers = {
-            "elbo": float(known.elbo[index]),
-            "elbo_se": float(known.elbo_se[index]),
-            "remaining_gain": float(known.gain[index]),
-            "remaining_gain_se": float(known.gain_se[index]),
-        }
-        name = "mean_field" if self.independent else "full_rank"
+        names = ("elbo", "elbo_se", "remaining_gain", "remaining_gain_se")
+        elbo, elbo_se, gain, gain_se = (
+            float(numbers[index]) for numbers in (known.elbo, known.elbo_se, known.gain, known.gain_se)
+        )
+        row = dict(zip(names, (elbo, elbo_se, gain, gain_se), strict=True))
         return Fit(
             q=q,
             outcome=Outcome.CONVERGED,
-            history=History.of_rows([{**numbers, "log_density": calls, "accepted": True}]),
+            elbo=elbo,
+            elbo_se=elbo_se,
+            remaining_gain=gain,
+            remaining_gain_se=gain_se,
+            history=History.of_rows([{**row, "log_density": calls, "accepted": True}]),
             counts=CallCounts(calls, calls, int(state.products[index])),
             seconds=seconds,
             target=target,
             reason=REASON,
             remaining_sds=float(known.sds[index]),
             remaining_sds_se=float(known.sds_se[index]),
-            families=(FamilyRow(name, q.num_params, float("nan"), True, REASON),),
-            **numbers,
+            families=(FamilyRow(self.name, q.num_params, float("nan"), True, REASON),),
         )
 
 

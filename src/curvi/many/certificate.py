@@ -8,7 +8,7 @@ import dataclasses
 
 import numpy as np
 
-from curvi.certify.consistency import LARGEST_DISCREPANCY
+from curvi.certify.consistency import SUSPECT_DISCREPANCY
 from curvi.certify.gain import LARGEST_STEP, LARGEST_STEP_ERROR, NUM_ERRORS
 from curvi.estimate.fixed_draws.noise import matched_noise
 from curvi.many.entries import Entries, hessian_draws
@@ -36,9 +36,16 @@ class Certificates:
 
     @classmethod
     def unknown(cls, count: int, num_entries: int, size: int) -> "Certificates":
-        infinite = (np.full(count, np.inf) for _ in range(6))
-        nan = np.full((count, size, size), np.nan)
-        return cls(np.full(count, np.nan), *infinite, np.zeros(count, bool), np.zeros((count, num_entries)), nan)
+        infinite = {
+            name: np.full(count, np.inf) for name in ("elbo_se", "gain", "gain_se", "sds", "sds_se", "sds_noise")
+        }
+        return cls(
+            elbo=np.full(count, np.nan),
+            **infinite,
+            doubt=np.zeros(count, bool),
+            step=np.zeros((count, num_entries)),
+            response=np.full((count, size, size), np.nan),
+        )
 
     def put(self, chosen: np.ndarray, others: "Certificates") -> None:
         """Take the certificates of the chosen fits from others."""
@@ -150,7 +157,7 @@ def _roots(minus: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _kinks(bent: np.ndarray, seen: np.ndarray) -> np.ndarray:
     """Whether the mean of Hessians contradicts what gradients say of it, as at kinks of ln p."""
     apart = np.linalg.norm(-bent.mean(1) - seen, axis=(1, 2))
-    return apart > np.maximum(LARGEST_DISCREPANCY * np.linalg.norm(seen, axis=(1, 2)), _FLAT)
+    return apart > np.maximum(SUSPECT_DISCREPANCY * np.linalg.norm(seen, axis=(1, 2)), _FLAT)
 
 
 def _contradicted(values, groups, noise, entries: Entries) -> np.ndarray:

@@ -144,8 +144,8 @@ def _check_start(programs: Programs, group: Group, reading: Reading, start) -> N
             raise ValueError(f"data set {group.members[at]}: {error}") from None
     if len(bad):
         raise ValueError(
-            f"the log density of data set {group.members[bad[0]]} and of {len(bad) - 1:,} others, or its gradient, is not "
-            "finite at the start: look for NaN and values outside of supports in the data, or give another init"
+            f"the log density of data set {group.members[bad[0]]} and of {len(bad) - 1:,} others, or its gradient, is "
+            "not finite at the start: look for NaN and values outside of supports in the data, or give another init"
         )
 
 
@@ -157,10 +157,7 @@ def _singly(left: dict[int, tuple[Reading, int, str]], key, family, tolerance) -
     for (index, (reading, at, _)), own in zip(left.items(), keys):
         try:
             target = reading.target_of(at)
-            found[index] = fit(
-                target, key=own, family=family, centering=centering, tolerance=tolerance, progress=False
-            )
+            found[index] = fit(target, key=own, family=family, centering=centering, tolerance=tolerance, progress=False)
         except ValueError as error:
             raise ValueError(f"data set {index}: {error}") from None
     return found
-

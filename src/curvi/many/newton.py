@@ -52,7 +52,7 @@ def _steps(programs: Programs, state: State, chosen, noise, curved, entries: Ent
         mean, factor = state.mean[chosen[at]], state.factor[chosen[at]]
         gradient = entries.join(*slopes_of(programs, chosen[at], mean, factor, noise))
         bent = programs.hessians(chosen[at], mean, factor, curved)
-        fine = np.isfinite(bent).all((1, 2, 3))
+        fine = np.asarray(np.isfinite(bent).all((1, 2, 3)))
         minus = entries.minus_hessian(np.where(fine[:, None, None, None], bent, 0.0), curved)
         values, vectors = np.linalg.eigh(minus)
         along = (np.swapaxes(vectors, 1, 2) @ gradient[..., None])[..., 0]

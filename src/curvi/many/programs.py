@@ -37,7 +37,8 @@ class Programs:
         eight groups of mirrored pairs.
         """
         chunks = noise.reshape(-1, CHUNK, noise.shape[-1]).astype(self.dtype)
-        values, slopes, matrices = [], 0.0, 0.0
+        values, size = [], noise.shape[-1]
+        slopes, matrices = np.zeros((len(chosen), GROUPS, size)), np.zeros((len(chosen), GROUPS, size, size))
         for begin in range(0, len(chunks), _MOST_CHUNKS):
             part = chunks[begin : begin + _MOST_CHUNKS]
             buffer = np.zeros((_MOST_CHUNKS, *chunks.shape[1:]), self.dtype)
@@ -55,7 +56,7 @@ class Programs:
         """For each fit: means and sds of latents and outputs by name over draws m + L e."""
         found = self._in_blocks(_moments, chosen, mean, factor, noise.astype(self.dtype))
         names = self._names(mean.shape[-1])
-        return dict(zip(names, zip(found[::2], found[1::2], strict=True), strict=True))
+        return {name: (found[2 * at], found[2 * at + 1]) for at, name in enumerate(names)}
 
     def draws(self, chosen: np.ndarray, mean, factor, noise: np.ndarray) -> dict[str, np.ndarray]:
         """For each fit: latents and outputs by name at its own noise (fits, draws, d)."""
@@ -66,7 +67,8 @@ class Programs:
     def _names(self, size: int) -> list[str]:
         data = jax.tree.map(lambda leaf: leaf[0], self.model.data)
         at = jax.ShapeDtypeStruct((size,), self.dtype)
-        return list(jax.eval_shape(lambda x: _latents(*combine(self.structure, self.arrays), data, x), at))
+        functions, q = combine(self.structure, self.arrays)
+        return list(jax.eval_shape(lambda x: _latents(functions, q, data, x), at))
 
     def _in_blocks(self, run, chosen, mean, factor, noise, own: bool = False) -> tuple[np.ndarray, ...]:
         parts = []

@@ -1,7 +1,5 @@
 """The result of many fits."""
 
-import textwrap
-from collections import Counter
 from collections.abc import Iterator
 
 import jax
@@ -9,13 +7,12 @@ import numpy as np
 
 from curvi.diagnostics.response import check_kind
 from curvi.many.batch import Batch
+from curvi.many.words import numbered, screen
 from curvi.outcome import Outcome
 from curvi.record.counts import CallCounts
 from curvi.record.history import Seconds
 from curvi.report.table import Summary
 from curvi.results import Fit
-
-_WIDTH = 110
 
 
 class ManyFits:
@@ -36,7 +33,7 @@ class ManyFits:
     """
 
     def __init__(self, batches: list[Batch], singles: dict[int, Fit], reasons: dict[int, str], seconds: Seconds):
-        self._batches, self._singles, self.reasons, self.seconds = batches, singles, reasons, seconds
+        self.batches, self._singles, self.reasons, self.seconds = batches, singles, reasons, seconds
         count = len(singles) + sum(len(batch.good) for batch in batches)
         self.together = np.ones(count, bool)
         self.together[list(singles)] = False
@@ -50,7 +47,7 @@ class ManyFits:
 
     def _numbers(self, name: str, own: str) -> np.ndarray:
         out = np.full(len(self.together), np.nan)
-        for batch in self._batches:
+        for batch in self.batches:
             out[batch.members[batch.good]] = getattr(batch.advanced.certificates, name)[batch.good]
         for index, fit in self._singles.items():
             out[index] = getattr(fit, own)
@@ -81,7 +78,7 @@ class ManyFits:
     def counts(self) -> CallCounts:
         """Evaluations of all fits, also of those that were made singly in the end."""
         total = CallCounts()
-        for batch in self._batches:
+        for batch in self.batches:
             calls = batch.advanced.state.gradients.sum()
             total = total.plus(calls, calls, batch.advanced.state.products.sum())
         for fit in self._singles.values():
@@ -108,7 +105,7 @@ class ManyFits:
         words = np.asarray(jax.random.key_data(key)).astype(np.uint32).ravel()
         keys = dict(zip(self._singles, jax.random.split(key, len(self._singles)))) if self._singles else {}
         fits = {id(fit): keys[index] for index, fit in self._singles.items()}
-        streams = {id(batch): np.random.default_rng([*words, at]) for at, batch in enumerate(self._batches)}
+        streams = {id(batch): np.random.default_rng([*map(int, words), at]) for at, batch in enumerate(self.batches)}
         return self._stacked(
             lambda batch: batch.draws(streams[id(batch)], num_draws, kind),
             lambda fit: fit.sample(fits[id(fit)], num_draws, kind),
@@ -116,7 +113,7 @@ class ManyFits:
 
     def _stacked(self, of_batch, of_fit) -> dict:
         rows: dict[str, dict[int, np.ndarray]] = {}
-        for batch in self._batches:
+        for batch in self.batches:
             if len(batch.good):
                 for name, values in of_batch(batch).items():
                     rows.setdefault(name, {}).update(zip(batch.members[batch.good].tolist(), values))
@@ -138,60 +135,11 @@ class ManyFits:
             "error of gain": self.remaining_gain_se,
             "converged": self.converged.astype(float),
         }
-        notes = () if self.converged.all() else (f"Not converged: {_numbers(np.flatnonzero(~self.converged))}.",)
+        notes = () if self.converged.all() else (f"Not converged: {numbered(np.flatnonzero(~self.converged))}.",)
         return Summary(tuple(map(str, range(len(self)))), columns, notes)
 
     def __repr__(self) -> str:
         return f"ManyFits({len(self):,} fits, {int(self.converged.sum()):,} converged)"
 
     def __str__(self) -> str:
-        ended = Counter(outcome.name for outcome in self.outcomes if outcome is not Outcome.CONVERGED)
-        rows = {
-            "not converged": "; ".join(
-                f"{count:,} {name}: data sets {_numbers(np.array([i for i, o in enumerate(self.outcomes) if o.name == name]))}"
-                for name, count in ended.items()
-            ),
-            "together": self._families(),
-            "singly": self._reasons(),
-            "left to gain": self._gain(),
-            "ELBO": f"{np.nanmin(self.elbo):.4g} to {np.nanmax(self.elbo):.4g}, errors up to {np.nanmax(self.elbo_se):.2g}",
-            "cost": f"{self.seconds.compile:.2f} s compiling, {self.seconds.run:.2f} s running; {self._calls()}",
-            "next": "many[i] is the curvi.Fit of data set i; many.mean(), many.sd() and many.sample(key, n) are stacked",
-        }
-        head = f"curvi.fit_many: {len(self):,} fits, {int(self.converged.sum()):,} converged"
-        return "\n".join([head, *(_line(*row) for row in rows.items() if row[1])])
-
-    def _families(self) -> str:
-        each = [
-            f"{len(batch.good):,} fits ({'mean_field' if batch.independent else 'full_rank'}, {batch.q.num_params} parameters)"
-            for batch in self._batches
-            if len(batch.good)
-        ]
-        return ", ".join(each[:4]) + (f" and {len(each) - 4} groups more" if len(each) > 4 else "")
-
-    def _reasons(self) -> str:
-        why = Counter(self.reasons.values())
-        said = [
-            f"{count:,}: {reason} (data sets {_numbers(np.array([i for i, r in self.reasons.items() if r == reason]))})"
-            for reason, count in why.items()
-        ]
-        return "; ".join(said)
-
-    def _gain(self) -> str:
-        known = self.remaining_gain[np.isfinite(self.remaining_gain)]
-        if not len(known):
-            return "unknown"
-        return f"{np.median(known):.2g} nats in the median, {known.max():.2g} at most"
-
-    def _calls(self) -> str:
-        counts, number = self.counts, len(self)
-        return f"{counts.gradient / number:,.0f} gradients and {counts.hvp / number:,.0f} Hessian-vector products a fit"
-
-
-def _numbers(indices: np.ndarray) -> str:
-    shown = ", ".join(map(str, indices[:8]))
-    return shown + (f" and {len(indices) - 8:,} more" if len(indices) > 8 else "")
-
-
-def _line(name: str, text: str) -> str:
-    return textwrap.fill(text, _WIDTH, initial_indent=f"  {name:<16}", subsequent_indent=" " * 18)
+        return screen(self)

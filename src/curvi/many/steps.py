@@ -39,10 +39,17 @@ class State:
     def begin(cls, mean: np.ndarray, factor: np.ndarray, count: int) -> "State":
         """All fits at the same start."""
         size = len(mean)
-        numbers = (np.zeros(count, int) for _ in range(3))
-        mean, factor = np.tile(mean, (count, 1)), np.tile(factor, (count, 1, 1))
-        zeros = np.zeros((count, size)), np.zeros((count, size, size)), np.full(count, -np.inf)
-        return cls(mean, factor, *zeros, np.zeros(count, bool), *numbers)
+        return cls(
+            mean=np.tile(mean, (count, 1)),
+            factor=np.tile(factor, (count, 1, 1)),
+            slope=np.zeros((count, size)),
+            bend=np.zeros((count, size, size)),
+            value=np.full(count, -np.inf),
+            done=np.zeros(count, bool),
+            steps=np.zeros(count, int),
+            gradients=np.zeros(count, int),
+            products=np.zeros(count, int),
+        )
 
 
 def log_det(factor: np.ndarray) -> np.ndarray:
@@ -77,8 +84,8 @@ def slopes_of(programs: Programs, chosen: np.ndarray, mean, factor, noise) -> tu
 
 
 def climb(programs: Programs, state: State, chosen: np.ndarray, noise: np.ndarray, independent: bool, enough: float):
-    """Climb with the chosen fits on fixed noise until a whole step promises less than `enough` nats; changes `state`, and
-    returns those that are not there yet.
+    """Climb with the chosen fits on fixed noise until a whole step promises less than `enough` nats; changes `state`,
+    and returns those that are not there yet.
     """
     found = look(programs, chosen, state.mean[chosen], state.factor[chosen], noise)
     state.value[chosen], state.slope[chosen], state.bend[chosen] = found
@@ -132,8 +139,10 @@ class Step:
         return cls(values, vectors, along, predicted, definite, independent)
 
     def at(self, chosen: np.ndarray) -> "Step":
-        kept = (self.values, self.vectors, self.along, self.predicted, self.definite)
-        return Step(*(part[chosen] for part in kept), self.independent)
+        values, vectors, along, predicted, definite = (
+            part[chosen] for part in (self.values, self.vectors, self.along, self.predicted, self.definite)
+        )
+        return Step(values, vectors, along, predicted, definite, self.independent)
 
     def taken(self, state: State, chosen: np.ndarray, share: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Mean and factor after a share of each step."""

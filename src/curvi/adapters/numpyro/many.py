@@ -47,7 +47,9 @@ def read_numpyro(model, group: Group) -> Reading:
 
 def _check(model, group: Group, sites, init: dict) -> list[str]:
     """Names of latents whose supports depend on the data; ValueError where observations lie outside of theirs."""
-    observed = {name for name, _, support, value in sites.samples if value is not None and not is_traced((value, support))}
+    observed = {
+        name for name, _, support, value in sites.samples if value is not None and not is_traced((value, support))
+    }
     dependent: list[str] = []
 
     def inside(data):

@@ -9,6 +9,8 @@ from curvi import solve as solve
 from curvi.adapters.numpyro import from_numpyro as from_numpyro
 from curvi.adapters.pymc import from_pymc as from_pymc
 from curvi.adapters.stan import from_stan as from_stan
+from curvi.calibration.result import Calibration as Calibration
+from curvi.calibration.sbc import sbc as sbc
 from curvi.check import check as check
 from curvi.comparison import Comparison as Comparison
 from curvi.comparison import compare as compare

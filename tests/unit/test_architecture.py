@@ -36,6 +36,7 @@ LAYERS = (
     "comparison",
     "fit",
     "many",
+    "calibration",
     "check",
     "adapters",
     "__init__",

@@ -6,11 +6,12 @@
 Data: 50 rows, three covariates and an intercept; a normal response whose sd is a latent, or a binary one. The loops fit
 the same data by `curvi.fit` of the same family, as the model is written:
 
-- *new targets*: `from_numpyro` and `fit` for each data set, which compiles for each; for the first 30 alone, times 1,000.
-- *warm*: the arrays in one target replaced, so that nothing is compiled after the first fits; all 1,000. No user's loop
-  is faster.
+- *new targets*: `from_numpyro` and `fit` for each data set, which compiles for each; the first 30, times 1,000 / 30.
+- *warm*: the arrays in one target replaced, so that nothing is compiled after the first fits; all 1,000. No loop of
+  single fits is faster.
 
-Seconds of `fit_many` are those of one call, its tracing and compiling included; *again* is a second call in the process.
+Seconds of `fit_many` are those of one call, its tracing and compiling included; *again* is a second call in the
+process, which traces and compiles again.
 Lines go to results/many.jsonl.
 """
 
@@ -70,7 +71,7 @@ def child(problem: str, family: str, method: str, seed: int) -> dict:
             began = time.perf_counter()
             many = curvi.fit_many(regression, x, y, key=keys[0], family=family)
             calls.append(time.perf_counter() - began)
-        counts = {"gradients": many.counts.gradient / COUNT, "products": many.counts.hvp / COUNT}
+        counts = {"gradients": many.counts.gradient / COUNT}
         found = {"seconds": calls[0], "again": calls[1], "fits": COUNT, "compile": many.seconds.compile, **counts}
         found |= {"converged": int(many.converged.sum()), "singly": int((~many.together).sum())}
         return found | {"elbo": many.elbo[:NEW].tolist(), "elbo_se": many.elbo_se[:NEW].tolist()}
@@ -86,7 +87,7 @@ def child(problem: str, family: str, method: str, seed: int) -> dict:
     fits = [curvi.fit(targets(i), key=keys[i], **options) for i in range(number)]
     seconds = time.perf_counter() - began
     calls = np.mean([fit.counts.gradient for fit in fits])
-    found = {"seconds": seconds * COUNT / number, "fits": number, "gradients": calls, "products": 0.0}
+    found = {"seconds": seconds * COUNT / number, "fits": number, "gradients": calls}
     found |= {"converged": sum(fit.converged for fit in fits)}
     return found | {"elbo": [f.elbo for f in fits[:NEW]], "elbo_se": [f.elbo_se for f in fits[:NEW]]}
 

@@ -13,7 +13,7 @@ _OUTSIDE = 0.1  # of the true values, beyond the central 90 %
 
 
 def ranks_among(truth: np.ndarray, draws: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """The number of draws below each true value (simulations, ...); ties, as of discrete latents, are split at random."""
+    """The number of draws below each true value (simulations, ...); ties, as of discrete latents, fall at random."""
     below, equal = (draws < truth[:, None]).sum(1), (draws == truth[:, None]).sum(1)
     return below + rng.integers(0, equal + 1)
 

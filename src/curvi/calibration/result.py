@@ -103,7 +103,8 @@ class Calibration:
         return notes
 
     def __repr__(self) -> str:
-        return f"Calibration({len(self):,} simulations, {', '.join(f'{len(self.wrong(k))} wrong by {k}' for k in self.ranks)})"
+        wrong = ", ".join(f"{len(self.wrong(kind))} wrong by {kind}" for kind in self.ranks)
+        return f"Calibration({len(self):,} simulations, {wrong})"
 
     def __str__(self) -> str:
         size = len(labels_of(self._shapes))

@@ -114,9 +114,7 @@ def _checked(model, args, named, key, num_simulations, observed, kinds, init, su
     if not pair and (init is not None or supports is not None):
         raise ValueError("init and supports are those of a pair of functions; a NumPyro model has its own")
     if pair and (args or named or observed is not None):
-        raise ValueError(
-            "simulate(key) makes the data of a pair of functions: leave further arguments and observed out"
-        )
+        raise ValueError("simulate(key) makes the data of a pair of functions: leave arguments and observed out")
     if not isinstance(num_simulations, int) or isinstance(num_simulations, bool) or num_simulations < _FEWEST:
         raise ValueError(f"num_simulations must be a whole number of at least {_FEWEST}; got {num_simulations!r}")
     kinds = (kinds,) if isinstance(kinds, str) else tuple(kinds)

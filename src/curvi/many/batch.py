@@ -93,7 +93,7 @@ class Batch:
             remaining_gain=gain,
             remaining_gain_se=gain_se,
             history=History.of_rows([{**row, "log_density": calls, "accepted": True}]),
-            counts=CallCounts(calls, calls, int(state.products[index])),
+            counts=CallCounts(calls, calls),
             seconds=seconds,
             target=target,
             reason=REASON,

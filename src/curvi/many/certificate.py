@@ -61,8 +61,7 @@ class Certificates:
 def certify(programs: Programs, state: State, chosen: np.ndarray, entries: Entries, noise, rng) -> Certificates:
     """The certificates of the chosen fits on plain mirrored noise; counts its evaluations in `state`."""
     curved = matched_noise(rng, hessian_draws(entries.size), entries.size, 1)
-    state.gradients[chosen] += len(noise)
-    state.products[chosen] += len(curved) * entries.size
+    state.gradients[chosen] += len(noise) + len(curved) * programs.per_hessian(entries.size)
     made = Certificates.unknown(len(chosen), len(entries), entries.size)
     for begin in range(0, len(chosen), programs.size):
         at = slice(begin, begin + programs.size)

@@ -43,7 +43,7 @@ def fit_many(
 ) -> ManyFits:
     """Fit one model to many data sets: cross-validation, backtests, bootstraps, simulations.
 
-    Data sets of equal shapes are fitted together, by two compiled programs for all of them, each with a certificate of
+    Data sets of equal shapes are fitted together, by one compiled program for all of them, each with a certificate of
     its own on fresh draws. What does not converge there, and models that cannot be fitted together, are fitted singly
     by `curvi.fit`; the result says which, and why.
 

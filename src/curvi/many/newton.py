@@ -60,7 +60,6 @@ def _steps(programs: Programs, state: State, chosen, noise, curved, entries: Ent
         step[at] = (vectors @ (along / clipped)[..., None])[..., 0]
         predicted[at] = np.sum(along**2 / clipped, 1) / 2
         definite[at] = fine & (values[:, 0] > 0)
-    state.gradients[chosen] += len(noise)
-    state.products[chosen] += len(curved) * entries.size
+    state.gradients[chosen] += len(noise) + len(curved) * programs.per_hessian(entries.size)
     nats = np.sum(step**2, 1) / 2
     return step * np.sqrt(np.minimum(1.0, radius / np.maximum(nats, 1e-12)))[:, None], predicted, definite

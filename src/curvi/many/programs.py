@@ -1,6 +1,6 @@
-"""The two compiled programs of many fits: gradients and Hessians of a block of fits, on draws that all of them share.
+"""The compiled program of many fits: gradients of a block of fits, on draws that all of them share.
 
-Everything else is numpy, vectorised over fits: compiling a whole loop would take longer than a thousand small fits. A
+Everything else is numpy, vectorised over fits: compiling a whole loop would take longer than a thousand small fits. The
 program knows neither how many fits there are nor how many draws: both come in blocks of a fixed size.
 """
 
@@ -22,6 +22,8 @@ GROUPS = CHUNK // 2  # independent groups for standard errors: the mirrored pair
 # Fits of a block, the unit of a call, and of them those that are computed side by side.
 _MOST_FITS, _TOGETHER = 64, 8
 _MOST_CHUNKS = 16  # of the noise in a call
+# Steps of differences, in sds of q: to one side in double precision, to both sides in single precision.
+_TINY, _SMALL = 1e-5, 0.02
 
 
 class Programs:
@@ -36,21 +38,50 @@ class Programs:
         """For each fit: ln p at each draw m + L e, and the gradients g of ln p and matrices g e', averaged over each of
         eight groups of mirrored pairs.
         """
-        chunks = noise.reshape(-1, CHUNK, noise.shape[-1]).astype(self.dtype)
         values, size = [], noise.shape[-1]
         slopes, matrices = np.zeros((len(chosen), GROUPS, size)), np.zeros((len(chosen), GROUPS, size, size))
-        for begin in range(0, len(chunks), _MOST_CHUNKS):
-            part = chunks[begin : begin + _MOST_CHUNKS]
-            buffer = np.zeros((_MOST_CHUNKS, *chunks.shape[1:]), self.dtype)
-            buffer[: len(part)] = part
-            found = self._in_blocks(_gradients, chosen, mean, factor, (buffer, np.int32(len(part))))
-            values.append(found[0][:, : len(part)].reshape(len(chosen), -1))
-            slopes, matrices = slopes + found[1], matrices + found[2]
-        return np.concatenate(values, 1), slopes / len(chunks), matrices / len(chunks)
+        for begin in range(0, len(noise), _MOST_CHUNKS * CHUNK):
+            part = noise[begin : begin + _MOST_CHUNKS * CHUNK]
+            found, each = self._slopes(chosen, mean, factor, part)
+            values.append(found)
+            # Draws by group: those of its pair in every chunk.
+            each = each.reshape(len(chosen), -1, GROUPS, 2, size).swapaxes(1, 2).reshape(len(chosen), GROUPS, -1, size)
+            own = part.reshape(-1, GROUPS, 2, size).swapaxes(0, 1).reshape(GROUPS, -1, size)
+            with np.errstate(invalid="ignore", over="ignore"):
+                slopes += each.sum(2)
+                matrices += np.swapaxes(each, 2, 3) @ own
+        count = len(noise) / GROUPS
+        return np.concatenate(values, 1), slopes / count, matrices / count
 
     def hessians(self, chosen: np.ndarray, mean, factor, noise: np.ndarray) -> np.ndarray:
-        """For each fit and draw: L'HL, H the Hessian of ln p."""
-        return self._in_blocks(_hessians, chosen, mean, factor, noise.astype(self.dtype))[0]
+        """For each fit and draw: L'HL, H the Hessian of ln p, from differences of gradients. Another program, for its
+        products, would take as long to compile as a thousand small fits take.
+        """
+        exact = self.dtype.itemsize >= 8
+        ahead = _TINY if exact else _SMALL
+        base = self._slopes(chosen, mean, factor, noise)[1] if exact else None
+        columns = []
+        for column in np.moveaxis(factor, 2, 0):
+            moved = self._slopes(chosen, mean + ahead * column, factor, noise)[1]
+            back = base if exact else self._slopes(chosen, mean - ahead * column, factor, noise)[1]
+            with np.errstate(invalid="ignore", over="ignore"):
+                columns.append((moved - back) / (ahead if exact else 2 * ahead))
+        bent = np.stack(columns, -1)
+        with np.errstate(invalid="ignore"):
+            turned = np.swapaxes(factor, 1, 2)[:, None] @ bent
+        return (turned + np.swapaxes(turned, 2, 3)) / 2
+
+    def per_hessian(self, size: int) -> int:
+        """Gradients that a Hessian takes."""
+        return size + 1 if self.dtype.itemsize >= 8 else 2 * size
+
+    def _slopes(self, chosen, mean, factor, noise) -> tuple[np.ndarray, np.ndarray]:
+        """ln p and its gradient at each draw, of as many as the program takes at a time."""
+        size, num_chunks = noise.shape[-1], len(noise) // CHUNK
+        buffer = np.zeros((_MOST_CHUNKS, CHUNK, size), self.dtype)
+        buffer[:num_chunks] = noise.reshape(num_chunks, CHUNK, size)
+        values, slopes = self._in_blocks(_gradients, chosen, mean, factor, (buffer, np.int32(num_chunks)))
+        return values[:, :num_chunks].reshape(len(chosen), -1), slopes[:, :num_chunks].reshape(len(chosen), -1, size)
 
     def moments(self, chosen: np.ndarray, mean, factor, noise: np.ndarray) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         """For each fit: means and sds of latents and outputs by name over draws m + L e."""
@@ -88,42 +119,18 @@ class Programs:
 def _gradients(structure, arrays, num_fits, data, chunks):
     (density, _), q = combine(structure, arrays)
     noise, count = chunks
-    num_together, each_draw, _ = _over(density, CHUNK, 1)
-    size = noise.shape[-1]
+    num_together, each_draw = _over(density)
 
     def of_fit(given):
         data, mean, factor = given
         slope_of = jax.value_and_grad(lambda x: q.log_joint(lambda theta: density(theta, data), (x,)))
 
-        def add(index, sums):
+        def add(index, found):
             e = jax.lax.dynamic_index_in_dim(noise, index, 0, keepdims=False)
-            values, slopes = each_draw(slope_of)(mean + e @ factor.T)
-            pairs, noises = slopes.reshape(GROUPS, 2, size), e.reshape(GROUPS, 2, size)
-            matrices = jnp.einsum("gpi,gpj->gij", pairs, noises) / 2
-            kept = jax.lax.dynamic_update_index_in_dim(sums[0], values, index, 0)
-            return kept, sums[1] + pairs.mean(1), sums[2] + matrices
+            made = each_draw(slope_of)(mean + e @ factor.T)
+            return jax.tree.map(lambda o, f: jax.lax.dynamic_update_index_in_dim(o, f, index, 0), found, made)
 
-        shapes = noise.shape[:2], (GROUPS, size), (GROUPS, size, size)
-        return jax.lax.fori_loop(0, count, add, tuple(jnp.zeros(shape, mean.dtype) for shape in shapes))
-
-    return _over_fits(of_fit, num_fits, data, num_together)
-
-
-@program(0)
-def _hessians(structure, arrays, num_fits, data, noise):
-    (density, _), q = combine(structure, arrays)
-    num_together, each_draw, each_column = _over(density, len(noise), noise.shape[-1])
-
-    def of_fit(given):
-        data, mean, factor = given
-        slope_of = jax.grad(lambda x: q.log_joint(lambda theta: density(theta, data), (x,)))
-
-        def one(x):
-            # Rows L'H, one for each column of L.
-            bent = each_column(lambda step: jax.jvp(slope_of, (x,), (step,))[1])(factor.T)
-            return bent @ factor
-
-        return (each_draw(one)(mean + noise @ factor.T),)
+        return jax.lax.fori_loop(0, count, add, (jnp.zeros(noise.shape[:2], mean.dtype), jnp.zeros_like(noise)))
 
     return _over_fits(of_fit, num_fits, data, num_together)
 
@@ -156,13 +163,15 @@ def _over_fits(of_fit, num_fits, data, together: int):
     block = len(jax.tree.leaves(data)[0])
     together = math.gcd(together, block)
 
+    each = jax.jit(jax.vmap(of_fit))  # traced once for both uses
+
     def add(index, out):
         part = jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, index * together, together), data)
-        found = jax.vmap(of_fit)(part)
+        found = each(part)
         return jax.tree.map(lambda o, f: jax.lax.dynamic_update_slice_in_dim(o, f, index * together, 0), out, found)
 
-    shapes = jax.eval_shape(jax.vmap(of_fit), data)
-    zeros = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
+    part = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((together, *leaf.shape[1:]), leaf.dtype), data)
+    zeros = jax.tree.map(lambda one: jnp.zeros((block, *one.shape[1:]), one.dtype), jax.eval_shape(each, part))
     return jax.lax.fori_loop(0, -(-num_fits // together), add, zeros)
 
 
@@ -172,10 +181,10 @@ def _latents(functions, q: Family, data, x) -> dict:
     return theta if functions[1] is None else {**theta, **functions[1](theta, data)}
 
 
-def _over(density, num_draws: int, num_columns: int):
-    """How many fits are computed together, and how functions are applied to all draws and to all columns: vectorised,
-    unless jaxlib would split that many LAPACK calls.
+def _over(density):
+    """How many fits are computed together, and how functions are applied to the draws of a chunk: vectorised, unless
+    jaxlib would split that many LAPACK calls.
     """
-    if over_draws(density, _TOGETHER * num_draws * num_columns) is jax.vmap:
-        return _TOGETHER, jax.vmap, jax.vmap
-    return 1, over_draws(density, num_draws * num_columns), over_draws(density, num_columns)
+    if over_draws(density, _TOGETHER * CHUNK) is jax.vmap:
+        return _TOGETHER, jax.vmap
+    return 1, over_draws(density, CHUNK)

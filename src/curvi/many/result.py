@@ -80,7 +80,7 @@ class ManyFits:
         total = CallCounts()
         for batch in self.batches:
             calls = batch.advanced.state.gradients.sum()
-            total = total.plus(calls, calls, batch.advanced.state.products.sum())
+            total = total.plus(calls, calls)
         for fit in self._singles.values():
             total = total.with_all(fit.counts)
         return total

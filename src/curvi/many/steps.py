@@ -22,7 +22,7 @@ class State:
     """The q of each fit and what is known there; arrays are changed in place.
 
     `mean` and `factor` are m and L, `slope` and `bend` as above, `value` the ELBO on the draws of the climb, `done`
-    whether it ended there. `gradients` and `products` count evaluations, `steps` steps.
+    whether it ended there. `gradients` counts evaluations, `steps` steps.
     """
 
     mean: np.ndarray
@@ -33,7 +33,6 @@ class State:
     done: np.ndarray
     steps: np.ndarray
     gradients: np.ndarray
-    products: np.ndarray
 
     @classmethod
     def begin(cls, mean: np.ndarray, factor: np.ndarray, count: int) -> "State":
@@ -48,7 +47,6 @@ class State:
             done=np.zeros(count, bool),
             steps=np.zeros(count, int),
             gradients=np.zeros(count, int),
-            products=np.zeros(count, int),
         )
 
 

@@ -25,7 +25,7 @@ def screen(many: "ManyFits") -> str:
         "left to gain": f"{np.median(known):.2g} nats in the median, {known.max():.2g} at most" if len(known) else "",
         "ELBO": f"{np.nanmin(many.elbo):.4g} to {np.nanmax(many.elbo):.4g}, errors up to {np.nanmax(many.elbo_se):.2g}",
         "cost": f"{many.seconds.compile:.2f} s compiling, {many.seconds.run:.2f} s running; "
-        f"{counts.gradient / size:,.0f} gradients and {counts.hvp / size:,.0f} Hessian-vector products a fit",
+        f"{counts.gradient / size:,.0f} gradients a fit",
         "next": "many[i] is the Fit of data set i; many.mean(), many.sd(), many.sample(key, n) are stacked",
     }
     head = f"curvi.fit_many: {size:,} fits, {int(many.converged.sum()):,} converged"

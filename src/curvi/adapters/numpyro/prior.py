@@ -24,10 +24,10 @@ def simulate_numpyro(model, args, named, observed, key, num_simulations: int) ->
 
         values = jax.device_get(jax.jit(jax.vmap(one))(jax.random.split(key, num_simulations)))
     for name, value in values.items():
-        if not np.all(np.isfinite(value)):
+        if bad := int((~np.isfinite(value)).reshape(num_simulations, -1).any(1).sum()):
             raise ValueError(
-                f"site '{name}' is not finite in {int((~np.isfinite(value)).reshape(len(value), -1).any(1).sum()):,} of "
-                f"{num_simulations:,} simulations from the prior; choose priors whose data your computer can hold"
+                f"site '{name}' is not finite in {bad:,} of {num_simulations:,} simulations from the prior; choose "
+                "priors whose data your computer can hold"
             )
 
     def conditioned(data):
@@ -44,7 +44,8 @@ def _observed(trace, observed) -> list[str]:
     if observed is None:
         if not given:
             raise ValueError(
-                f'no site of the model is observed: name those that are data, observed="y"; there are {", ".join(sites)}'
+                'no site of the model is observed: name those that are data, as in observed="y"; there are '
+                + ", ".join(sites)
             )
         return given
     wanted = [observed] if isinstance(observed, str) else list(observed)
@@ -62,7 +63,7 @@ def _latents(trace, data_names) -> list[str]:
     names = []
     for name, site in trace.items():
         refuse(name, site)
-        if site["type"] == "plate" and site["args"][0] != site["args"][1]:
+        if site["type"] == "plate" and site["args"][1] not in (None, site["args"][0]):
             raise ValueError(f"plate '{name}' is subsampled; calibration simulates whole data sets: leave that out")
         if site["type"] == "deterministic":
             names.append(name)

@@ -168,7 +168,7 @@ def read_sites(model, args, kwargs) -> _Sites:
 
     def run():
         out = []
-        trace = trace_of(handlers.substitute(model, substitute_fn=_start), args, kwargs)
+        trace = trace_of(handlers.substitute(model, substitute_fn=start), args, kwargs)
         plates.append(find_subsample(trace))
         for name, site in trace.items():
             refuse(name, site)
@@ -206,7 +206,7 @@ def trace_of(model, args, kwargs):
         return handlers.trace(handlers.seed(model, rng_seed=0)).get_trace(*args, **kwargs)
 
 
-def _start(site):
+def start(site):
     """The value of a latent site where its unconstrained value is zero; None for any other site.
 
     It needs only the shape and the support, so improper priors, which cannot be sampled, have a start too.

@@ -7,16 +7,17 @@ import numpyro.distributions as dist
 from numpyro import handlers
 
 from curvi.adapters.numpyro.checks import refuse
+from curvi.adapters.numpyro.model import start, trace_of
 from curvi.adapters.numpyro.origin import Unobserved
 from curvi.calibration.simulators import SIMULATORS, Simulated
 
 
 def simulate_numpyro(model, args, named, observed, key, num_simulations: int) -> Simulated:
     """Latents and observations of a NumPyro model, drawn from its prior; ValueError where that is not possible."""
+    trace = _sites(model, args, named)
+    data_names = _observed(trace, observed)
+    latents = _latents(trace, data_names)
     with numpyro.validation_enabled(False):
-        trace = handlers.trace(handlers.seed(model, rng_seed=0)).get_trace(*args, **named)
-        data_names = _observed(trace, observed)
-        latents = _latents(trace, data_names)
 
         def one(key):
             drawn = handlers.trace(handlers.seed(Unobserved(model), key)).get_trace(*args, **named)
@@ -35,6 +36,17 @@ def simulate_numpyro(model, args, named, observed, key, num_simulations: int) ->
 
     truths = {name: np.asarray(values[name]) for name in latents}
     return Simulated(truths, conditioned, ({name: np.asarray(values[name]) for name in data_names},), {})
+
+
+def _sites(model, args, named) -> dict:
+    """The sites of the model, with latents at their starts: improper priors cannot be drawn from."""
+    traces = []
+
+    def run():
+        traces.append(trace_of(handlers.substitute(model, substitute_fn=start), args, named))
+
+    jax.eval_shape(run)
+    return traces[0]
 
 
 def _observed(trace, observed) -> list[str]:

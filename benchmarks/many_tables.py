@@ -32,23 +32,24 @@ def _table(found: list[dict]) -> str:
             }
             if not all(of.values()):
                 continue
-            seconds = {name: _median(of[name], "seconds") for name in of}
-            again = _median(of["together"], "again")
+            seconds = {name: _median(of[name], "processor") for name in of}
+            again = _median(of["together"], "processor_again")
+            walls = {name: _median(of[name], "seconds") for name in of}
             converged = sum(line["converged"] for line in of["together"]), sum(line["fits"] for line in of["together"])
             rows.append(
                 [
                     words,
                     family,
-                    f"{seconds['together']:.1f} s, again {again:.1f} s",
-                    f"{seconds['warm']:.0f} s",
-                    f"{seconds['new targets']:.0f} s",
+                    f"{seconds['together']:.1f}, again {again:.1f} ({walls['together']:.1f})",
+                    f"{seconds['warm']:.0f} ({walls['warm']:.0f})",
+                    f"{seconds['new targets']:.0f} ({walls['new targets']:,.0f})",
                     f"{seconds['warm'] / seconds['together']:.0f}, again {seconds['warm'] / again:.0f}",
                     f"{_median(of['together'], 'gradients'):,.0f}",
                     f"{_median(of['warm'], 'gradients'):,.0f}",
                     f"{converged[0]:,} of {converged[1]:,}",
                 ]
             )
-    head = ["regression", "family", "together", "loop, warm", "loop, new targets", "times faster than warm"]
+    head = ["regression", "family", "together", "loop, warm", "loop, new targets", "times less than warm"]
     head += ["gradients a fit, together", "gradients a fit, loop", "converged together"]
     return table(head, rows)
 

@@ -14,6 +14,8 @@ from curvi.calibration.sbc import sbc as sbc
 from curvi.check import check as check
 from curvi.comparison import Comparison as Comparison
 from curvi.comparison import compare as compare
+from curvi.diagnostics.loo import Loo as Loo
+from curvi.diagnostics.loo import loo as loo
 from curvi.family import Banded as Banded
 from curvi.family import Bordered as Bordered
 from curvi.family import FullRank as FullRank

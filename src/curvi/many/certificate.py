@@ -63,8 +63,7 @@ def certify(programs: Programs, state: State, chosen: np.ndarray, entries: Entri
     curved = matched_noise(rng, hessian_draws(entries.size), entries.size, 1)
     state.gradients[chosen] += len(noise) + len(curved) * programs.per_hessian(entries.size)
     made = Certificates.unknown(len(chosen), len(entries), entries.size)
-    for begin in range(0, len(chosen), programs.size):
-        at = slice(begin, begin + programs.size)
+    for at in entries.blocks(len(chosen)):
         made.put(np.arange(len(chosen))[at], _certify(programs, state, chosen[at], entries, noise, curved))
     return made
 

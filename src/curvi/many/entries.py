@@ -10,6 +10,7 @@ import numpy as np
 from curvi.many.steps import symmetric
 
 _HALF = 2**-0.5
+_STORED = 2**22  # numbers in the Hessians of a block
 
 
 def hessian_draws(size: int) -> int:
@@ -31,6 +32,11 @@ class Entries:
 
     def __len__(self) -> int:
         return len(self.at)
+
+    def blocks(self, count: int) -> list[slice]:
+        """Positions of so many fits, some at a time, so that their Hessians fit in memory."""
+        size = max(1, _STORED // len(self) ** 2)
+        return [slice(begin, begin + size) for begin in range(0, count, size)]
 
     def join(self, mean: np.ndarray, matrix: np.ndarray) -> np.ndarray:
         """The whitened vector of a gradient in delta and A."""

@@ -47,8 +47,7 @@ def _steps(programs: Programs, state: State, chosen, noise, curved, entries: Ent
     """Whitened steps inside of the radius, what whole steps promise, and where the Hessian is definite."""
     step, predicted = np.zeros((len(chosen), len(entries))), np.zeros(len(chosen))
     definite = np.zeros(len(chosen), bool)
-    for begin in range(0, len(chosen), programs.size):
-        at = slice(begin, begin + programs.size)
+    for at in entries.blocks(len(chosen)):
         mean, factor = state.mean[chosen[at]], state.factor[chosen[at]]
         gradient = entries.join(*slopes_of(programs, chosen[at], mean, factor, noise))
         bent = programs.hessians(chosen[at], mean, factor, curved)

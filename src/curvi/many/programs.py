@@ -20,7 +20,7 @@ from curvi.record.packed import combine, split_structure
 CHUNK = 16  # draws of a chunk
 GROUPS = CHUNK // 2  # independent groups for standard errors: the mirrored pairs of a chunk
 # Fits of a block, the unit of a call, and of them those that are computed side by side.
-_MOST_FITS, _TOGETHER = 64, 8
+_MOST_FITS, _TOGETHER = 256, 8
 _MOST_CHUNKS = 16  # of the noise in a call
 # Steps of differences, in sds of q: to one side in double precision, to both sides in single precision.
 _TINY, _SMALL = 1e-5, 0.02

@@ -45,7 +45,7 @@ def problems() -> dict:
 
     binary = (rng.uniform(size=ROWS + MORE) < 1 / (1 + np.exp(-x @ slopes))).astype(float)
     counts = rng.poisson(np.exp(0.3 * x @ slopes))
-    effects = rng.normal(size=30)[group] + rng.normal(size=ROWS + MORE)
+    effects = np.take(rng.normal(size=30), group) + rng.normal(size=ROWS + MORE)
     return {
         "logistic, 10 latents": (logistic, (x, binary)),
         "Poisson, 10 latents": (poisson, (x, counts)),

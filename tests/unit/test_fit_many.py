@@ -182,6 +182,8 @@ BAD = [
     ((regression, {"a": X, "b": Y[:2]}, Y), {"key": KEY}, "argument 'x' have first axes of different lengths"),
     ((regression, X, np.where(np.arange(4)[:, None] == 2, np.nan, Y)), {"key": KEY}, "data set 2.*site 'y'"),
     (("model", X, Y), {"key": KEY}, "fit_many takes a model"),
+    ((log_density, {"x": X, "y": Y}), {"key": KEY}, "cannot be called .* needs init="),
+    ((regression, curvi.Rows({"x": X[0]}), Y), {"key": KEY}, "argument 'x' is Rows"),
     ((curvi.Target(lambda t: -(t["a"] ** 2), {"a": 0.0}), X), {"key": KEY}, "a target has its data"),
 ]
 

@@ -122,14 +122,14 @@ def loo(fit: "Fit", *, key=None, num_draws: int = _DRAWS, correct: bool | None =
     ratios = np.asarray(log_p, np.float64) - np.asarray(log_q, np.float64)
     khat = smooth_weights(ratios).khat
     corrected = khat <= MAX_KHAT if correct is None else bool(correct)
-    base = ratios - logsumexp(ratios) if corrected else np.full(num_draws, -math.log(num_draws))
+    base = ratios - float(np.asarray(logsumexp(ratios))) if corrected else np.full(num_draws, -math.log(num_draws))
     pointwise, shapes, inside = {}, {}, 0.0
     for name, values in terms.items():
         flat = np.asarray(values, np.float64).reshape(num_draws, -1)
         found = [_left_out(column, base) for column in flat.T]
         pointwise[name] = np.array([density for density, _ in found]).reshape(values.shape[1:])
         shapes[name] = np.array([shape for _, shape in found]).reshape(values.shape[1:])
-        inside += float(np.sum(logsumexp(flat + base[:, None], axis=0)))
+        inside += float(np.sum(np.asarray(logsumexp(flat + base[:, None], axis=0))))
     each = _joined(pointwise)
     elpd, se = float(each.sum()), float((len(each) * each.var()) ** 0.5)
     good = min(1 - 1 / math.log10(num_draws), MAX_KHAT)

@@ -8,6 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from curvi.model.rows.rows import Rows
+
 _NUMBERS = int | float | bool | np.generic
 
 
@@ -147,6 +149,10 @@ class _Ragged:
 
 
 def _column(name: str, value) -> _Shared | _Stacked | _Ragged:
+    if isinstance(value, Rows):
+        raise ValueError(
+            f"argument '{name}' is Rows, which are read a chunk at a time: curvi.fit takes them, one by one"
+        )
     if isinstance(value, list | tuple):
         if all(isinstance(entry, _NUMBERS) for entry in value):
             return _stacked(name, np.asarray(value))

@@ -25,7 +25,14 @@ def read_numpyro(model, group: Group) -> Reading:
         args, named = group.call(index)
         return from_numpyro(model, *args, **named)
 
-    sites, template = read_sites(model, *group.call(0)), target_of(0)
+    try:
+        sites, template = read_sites(model, *group.call(0)), target_of(0)
+    except TypeError as error:
+        if isinstance(error, jax.errors.JAXTypeError) or "argument" not in str(error):
+            raise
+        raise ValueError(
+            f"the model cannot be called with one entry of each argument ({error}); a log density needs init= as well"
+        ) from error
 
     def joint(theta, *args, **named):
         validation = contextlib.nullcontext() if sites.validate else numpyro.validation_enabled(False)

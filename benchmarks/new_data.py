@@ -41,7 +41,7 @@ def problems() -> dict:
         sd = numpyro.sample("sd", dist.HalfNormal(2.0))
         with numpyro.plate("groups", 30):
             a = numpyro.sample("a", dist.Normal(mu, tau))
-        numpyro.sample("y", dist.Normal(a[group], sd), obs=y)
+        numpyro.sample("y", dist.Normal(jnp.take(a, group), sd), obs=y)
 
     binary = (rng.uniform(size=ROWS + MORE) < 1 / (1 + np.exp(-x @ slopes))).astype(float)
     counts = rng.poisson(np.exp(0.3 * x @ slopes))

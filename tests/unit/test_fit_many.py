@@ -149,6 +149,18 @@ def bounded(y):
     numpyro.sample("y", dist.Normal(m, 1.0), obs=y)
 
 
+def sized(num, y):
+    with numpyro.plate("all", num):
+        numpyro.sample("y", dist.Normal(numpyro.sample("m", dist.Normal(0, 1)), 1.0), obs=y)
+
+
+def test_sizes_in_a_list_are_numbers_for_single_fits():
+    many = curvi.fit_many(sized, [3, 3, 4], [np.ones(3), np.zeros(3), np.ones(4)], key=KEY)
+    assert many.converged.all() and not many.together.any()
+    assert [value.shape for value in many.mean()["m"]] == [(3,), (3,), (4,)]
+    np.testing.assert_allclose(many.mean()["m"][2], 0.5, atol=1e-3)
+
+
 @pytest.mark.parametrize("model, why", [(branching, "needs the numbers"), (bounded, "'m' depends on the data")])
 def test_models_that_cannot_be_stacked_are_fitted_singly(model, why):
     many = curvi.fit_many(model, np.ones((3, 4)) + np.arange(12).reshape(3, 4), key=KEY)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from curvi.model.rows.rows import Rows
@@ -33,7 +34,9 @@ class Group:
 
     def call(self, index: int) -> tuple[tuple, dict]:
         """The arguments of one of these data sets, by its position in the group."""
-        return self.build(tuple(leaf[index] for leaf in self.data))
+        # Arrays on the device: comparisons of a numpy array with a traced number are numpy's, which cannot make them.
+        rows = (leaf[index] for leaf in self.data)
+        return self.build(tuple(jnp.asarray(row) if row.ndim else row.item() for row in rows))
 
 
 def read_groups(function, given: tuple, named: dict, shared: Iterable[str], latents_first: bool = False) -> list[Group]:

@@ -5,7 +5,6 @@ Rounds of more and more draws take up those that are left. Those that no round c
 
 import dataclasses
 
-import jax
 import numpy as np
 
 from curvi.estimate.fixed_draws.noise import matched_noise
@@ -37,15 +36,15 @@ def few_draws(size: int) -> int:
     return CHUNK * -(-2 * size // CHUNK)
 
 
-def advance(programs: Programs, start, count: int, independent: bool, tolerance: float, key) -> Advanced:
-    """The fits of `count` data sets from one start, a mean and a factor."""
+def advance(programs: Programs, start, count: int, independent: bool, tolerance: float, words) -> Advanced:
+    """The fits of `count` data sets from one start, a mean and a factor; `words` are those of the random key."""
     mean, factor = start
-    size, words = len(mean), np.asarray(jax.random.key_data(key)).astype(np.uint32).ravel()
+    size = len(mean)
     state, entries = State.begin(mean, factor, count), Entries(len(mean), independent)
     certificates = Certificates.unknown(count, len(entries), size)
     certified, climbing = np.zeros(count, bool), np.ones(count, bool)
     for number in range(ROUNDS):
-        rng = np.random.default_rng([*map(int, words), number])
+        rng = np.random.default_rng([*words, number])
         few = few_draws(size) * 4**number
         for draws, share in ((few, _ROUGH), (_MORE * few, _ENOUGH))[number > 0 :]:
             if climbing.any():

@@ -9,6 +9,7 @@ import numpy as np
 from curvi.estimate.draws import Sobol
 from curvi.family import Family
 from curvi.family.normal_path import independent_params
+from curvi.family.path import ExpandablePath
 from curvi.many.advance import Advanced, advance
 from curvi.many.programs import Programs
 from curvi.methods.base import FamilyRow
@@ -31,9 +32,9 @@ class Batch:
     advanced: Advanced
 
     @classmethod
-    def run(cls, members: np.ndarray, programs: Programs, independent: bool, tolerance: float, key) -> "Batch":
+    def run(cls, members: np.ndarray, programs: Programs, independent: bool, tolerance: float, words) -> "Batch":
         """Fit the members together."""
-        advanced = advance(programs, start_of(programs.q), len(members), independent, tolerance, key)
+        advanced = advance(programs, start_of(programs.q), len(members), independent, tolerance, words)
         return cls(members, programs, independent, advanced)
 
     @property
@@ -104,6 +105,8 @@ class Batch:
 
 
 def start_of(q: Family) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and factor of q in its own coordinates."""
-    mean, spread = (np.asarray(part, np.float64) for part in q.moments())
-    return mean, np.diag(np.sqrt(spread)) if spread.ndim == 1 else np.linalg.cholesky(spread)
+    """Mean and factor of q in its own coordinates, on the host: each operation on the device would be compiled."""
+    path, params = q.path, np.asarray(q.params, np.float64)
+    assert isinstance(path, ExpandablePath)
+    factor = path.scale_matrix(params)
+    return path.at_mean(params)[: len(factor)], factor

@@ -73,20 +73,21 @@ def fit_many(
     """
     groups, read = _checked(model, data, named_data, key, shared, family, tolerance, init, supports, outputs)
     assert key is not None
-    keys, clock = jax.random.split(key, len(groups) + 1), Clock()
+    # Random numbers are numpy's: splitting the key would be compiled.
+    words, clock = [int(word) for word in np.asarray(jax.random.key_data(key)).ravel()], Clock()
     batches: list[Batch] = []
     left: dict[int, tuple[Reading, int, str]] = {}
     with clock:
         readings = [read(model, group) for group in groups]
-        for group, reading, key_group in zip(groups, readings, keys[1:], strict=True):
-            batch, why = _together(group, reading, family, tolerance, key_group)
+        for number, (group, reading) in enumerate(zip(groups, readings, strict=True)):
+            batch, why = _together(group, reading, family, tolerance, [*words, number])
             missing = range(len(group.members))
             if batch is not None:
                 batches.append(batch)
                 missing = np.flatnonzero(~batch.advanced.certified)
             for at in map(int, missing):
                 left[int(group.members[at])] = (reading, at, why)
-        singles = _singly(left, keys[0], family, tolerance)
+        singles = _singly(left, key, family, tolerance)
     return ManyFits(batches, singles, {index: why for index, (_, _, why) in left.items()}, clock.seconds())
 
 
@@ -110,7 +111,7 @@ def _checked(model, data, named, key, shared, family, tolerance, init, supports,
     return groups, READERS["numpyro"] if init is None else log_density_reader(init, supports, outputs)
 
 
-def _together(group: Group, reading: Reading, family, tolerance, key) -> tuple[Batch | None, str]:
+def _together(group: Group, reading: Reading, family, tolerance, words) -> tuple[Batch | None, str]:
     """The fits of a group together, with the reason why those that are not good there are made singly."""
     name = "full_rank" if family in (None, AUTO) else family
     model = reading.model
@@ -128,7 +129,7 @@ def _together(group: Group, reading: Reading, family, tolerance, key) -> tuple[B
     programs = Programs(model, q)
     _check_start(programs, group, reading, start_of(q))
     tolerance = default_tolerance(size) if tolerance is None else tolerance
-    return Batch.run(group.members, programs, name == "mean_field", tolerance, key), "not certified together"
+    return Batch.run(group.members, programs, name == "mean_field", tolerance, words), "not certified together"
 
 
 def _check_start(programs: Programs, group: Group, reading: Reading, start) -> None:

@@ -154,6 +154,15 @@ def sized(num, y):
         numpyro.sample("y", dist.Normal(numpyro.sample("m", dist.Normal(0, 1)), 1.0), obs=y)
 
 
+def test_supports_of_observations_may_depend_on_latents():
+    def uniform(y):
+        end = numpyro.sample("end", dist.Gamma(5.0, 1.0))
+        numpyro.sample("y", dist.Uniform(0.0, end + 3.0), obs=y)
+
+    many = curvi.fit_many(uniform, np.random.default_rng(0).uniform(size=(4, 6)), key=KEY)
+    assert many.together.all()
+
+
 def test_sizes_in_a_list_are_numbers_for_single_fits():
     many = curvi.fit_many(sized, [3, 3, 4], [np.ones(3), np.zeros(3), np.ones(4)], key=KEY)
     assert many.converged.all() and not many.together.any()

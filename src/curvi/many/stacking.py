@@ -32,11 +32,13 @@ class Group:
     data: tuple[np.ndarray, ...]
     build: Callable[[tuple], tuple[tuple, dict]]
 
-    def call(self, index: int) -> tuple[tuple, dict]:
-        """The arguments of one of these data sets, by its position in the group."""
-        # Arrays on the device: comparisons of a numpy array with a traced number are numpy's, which cannot make them.
+    def call(self, index: int, on_device: bool = False) -> tuple[tuple, dict]:
+        """The arguments of one of these data sets, by its position in the group: numpy arrays and numbers, on which a
+        model may branch, or arrays on the device, which it may compare with traced ones.
+        """
         rows = (leaf[index] for leaf in self.data)
-        return self.build(tuple(jnp.asarray(row) if row.ndim else row.item() for row in rows))
+        array = jnp.asarray if on_device else np.asarray
+        return self.build(tuple(array(row) if row.ndim else row.item() for row in rows))
 
 
 def read_groups(function, given: tuple, named: dict, shared: Iterable[str], latents_first: bool = False) -> list[Group]:

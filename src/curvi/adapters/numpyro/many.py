@@ -22,11 +22,16 @@ def read_numpyro(model, group: Group) -> Reading:
     """The reading of a NumPyro model; ValueError for observations outside of their supports."""
 
     def target_of(index: int) -> AbstractTarget:
-        args, named = group.call(index)
+        args, named = group.call(index, on_device)
         return from_numpyro(model, *args, **named)
 
+    on_device = False
     try:
-        sites, template = read_sites(model, *group.call(0)), target_of(0)
+        try:
+            sites, template = read_sites(model, *group.call(0)), target_of(0)
+        except (jax.errors.JAXTypeError, jax.errors.JAXIndexError):
+            on_device = True
+            sites, template = read_sites(model, *group.call(0, on_device)), target_of(0)
     except TypeError as error:
         if isinstance(error, jax.errors.JAXTypeError) or "argument" not in str(error):
             raise

@@ -36,6 +36,8 @@ LAYERS = (
     "loading",
     "comparison",
     "fit",
+    "many",
+    "calibration",
     "check",
     "adapters",
     "pymc",

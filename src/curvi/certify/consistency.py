@@ -11,6 +11,7 @@ import numpy as np
 from curvi.certify.fixed_draws import solve
 from curvi.estimate.fixed_draws.local import FixedDrawsModel
 from curvi.estimate.fixed_draws.objective import Objective
+from curvi.estimate.fixed_draws.sweep import LEAST_PARTS
 from curvi.family import Family
 from curvi.family.normal_path import NormalPath
 from curvi.family.path import HostPath
@@ -145,6 +146,9 @@ def _disagreement(path: HostPath, local: FixedDrawsModel) -> np.ndarray:
     immaterial = np.hypot(_MATERIAL, precision * np.max(np.abs(local.draw_values)))
     white = path.whiten(local.params, np.concatenate([local.grad[None], groups]))
     path_grad, path_error = white[0], white[1:].std(0, ddof=1) / len(groups) ** 0.5
+    if len(groups) < LEAST_PARTS:
+        # Two parts know the error of each parameter badly: half of its square is the average over all.
+        path_error = np.sqrt((path_error**2 + np.mean(path_error**2)) / 2)
     values = local.fixed.values
     log_ratio = local.draw_values - path.log_q(local.params, values)  # up to a constant
     if not isinstance(path, NormalPath) or len(path_grad) <= _MANY:

@@ -29,14 +29,14 @@ def trace(function, init, name: str, *more):
     return traced
 
 
-def trace_outputs(outputs, init):
+def trace_outputs(outputs, init, *more):
     """`outputs` traced once on abstract values like `init`, checked to return a dict; None stays None."""
     if outputs is None:
         return None
     if not callable(outputs):
         raise ValueError(f"outputs must be a function of a dict of latents; got {type(outputs).__name__}")
-    traced = convert(outputs, init)
-    if not isinstance(out := jax.eval_shape(traced, init), dict):
+    traced = convert(outputs, init, *more)
+    if not isinstance(out := jax.eval_shape(traced, init, *more), dict):
         raise ValueError(f"outputs must return a dict of arrays by name; it returned {type(out).__name__}")
     return traced
 

@@ -69,7 +69,7 @@ def from_numpyro(
     if not callable(model):
         raise ValueError(f"from_numpyro takes a NumPyro model, which is a function; got {type(model).__name__}")
     model, args, kwargs, stream = open_rows(model, args, kwargs)
-    sites = _read(model, args, kwargs)
+    sites = read_sites(model, args, kwargs)
     if not sites.latents:
         raise ValueError(
             f"model '{getattr(model, '__name__', model)}' has no latent site, so there is nothing to infer; "
@@ -91,7 +91,7 @@ def from_numpyro(
         return sum(log_probs(model, theta, True).values(), start=0.0)
 
     def deterministic(theta):
-        trace = _trace(handlers.substitute(model, data=theta), args, kwargs)
+        trace = trace_of(handlers.substitute(model, data=theta), args, kwargs)
         return {name: jnp.asarray(trace[name]["value"]) for name in sites.deterministic}
 
     outputs = deterministic if sites.deterministic else None
@@ -161,12 +161,12 @@ class _Sites:
         return location_scale(self.program, {one.name: one.start_at for one in self.latents}, self.located)
 
 
-def _read(model, args, kwargs) -> _Sites:
+def read_sites(model, args, kwargs) -> _Sites:
     latents, deterministic, samples, plates, axes, located, rows = [], [], [], [], {}, {}, []
 
     def run():
         out = []
-        trace = _trace(handlers.substitute(model, substitute_fn=_start), args, kwargs)
+        trace = trace_of(handlers.substitute(model, substitute_fn=start), args, kwargs)
         plates.append(find_subsample(trace))
         for name, site in trace.items():
             refuse(name, site)
@@ -199,12 +199,12 @@ def _read(model, args, kwargs) -> _Sites:
     return _Sites(program, latents, deterministic, samples, validate, plates[0], axes, most, located)
 
 
-def _trace(model, args, kwargs):
+def trace_of(model, args, kwargs):
     with numpyro.validation_enabled(False):
         return handlers.trace(handlers.seed(model, rng_seed=0)).get_trace(*args, **kwargs)
 
 
-def _start(site):
+def start(site):
     """The value of a latent site where its unconstrained value is zero; None for any other site.
 
     It needs only the shape and the support, so improper priors, which cannot be sampled, have a start too.
@@ -234,7 +234,7 @@ def _strategic_start(model, args, kwargs, strategy, known: dict) -> dict:
         raise ValueError(f"init_strategy must be one of numpyro.infer.init_to_*; got {strategy!r}")
     # Strategies draw with the key of the site, which the seed handler must have set.
     substituted = handlers.substitute(handlers.seed(model, rng_seed=0), substitute_fn=strategy)
-    trace = _trace(substituted, args, kwargs)
+    trace = trace_of(substituted, args, kwargs)
     discrete = {name for name in known if supports_of.is_discrete(trace[name]["fn"].support)}
     start = {}
     for name, zero in known.items():

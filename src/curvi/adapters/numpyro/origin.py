@@ -9,7 +9,7 @@ from numpyro.primitives import Messenger
 from curvi.model.origin import Origin
 
 
-class _Unobserved(Messenger):
+class Unobserved(Messenger):
     """A handler that samples observed sites as well."""
 
     def process_message(self, msg):
@@ -39,7 +39,7 @@ def numpyro_origin(model, args, kwargs, latents, observed, plates) -> Origin:
         if not data:
             return {}
         with numpyro.validation_enabled(False):
-            predicted = Predictive(_Unobserved(model), posterior_samples=values, return_sites=list(data))(
+            predicted = Predictive(Unobserved(model), posterior_samples=values, return_sites=list(data))(
                 key, *args, **kwargs
             )
             terms = log_likelihood(model, values, *args, **kwargs)

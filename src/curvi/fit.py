@@ -230,10 +230,8 @@ def _opened(path: Path, target, kept_at: Path | None, key) -> Fit | None:
 def _resumed(target, start, key, given, method, num_starts) -> tuple:
     """Key, q, method and number of starts of a fit that is resumed; ValueError if they do not match."""
     if not isinstance(start, Fit):
-        raise ValueError(
-            "start must be a fit, as curvi.fit or curvi.load returns it, or the path of its file; "
-            f"got {type(start).__name__}"
-        )
+        wanted = "a fit, as curvi.fit or curvi.load returns it, or the path of its file"
+        raise ValueError(f"start must be {wanted}; got {type(start).__name__}")
     if start.checkpoint is None:
         raise ValueError("start carries no state to resume from; family=start.q starts anew from its q")
     if num_starts != 1 or any(one is not None for one in given):

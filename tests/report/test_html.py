@@ -70,7 +70,7 @@ def test_the_verdict_comes_first(tmp_path):
     assert order == sorted(order)
     assert f"{eight_schools().elbo:.2f}" in plain and f"{eight_schools().khat:.2f}" in plain
     for word in (
-        "5 % to 95 % of q",
+        "5 % to 95 % of draws under importance weights",
         "sd (q)",
         "error of sd",
         "linear response",

@@ -31,7 +31,7 @@ def known(study: str, names: dict) -> None:
         assert np.all(np.abs(mean["means"] - [54.61, 80.09]) < 0.3) and abs(mean["shares"][0] - 0.361) < 0.02
     elif study == "item_response":
         # In Rasch's model the number of yes is sufficient for a person, and about so for an item with all people.
-        assert np.corrcoef(names["totals"], mean["inclination"])[0, 1] > 0.99
+        assert np.corrcoef(names["totals"], mean["inclination"])[0, 1] > 0.98
         shares = np.bincount(names["item"], names["yes"]) / 316
         assert np.corrcoef(np.log(shares / (1 - shares)), mean["ease"])[0, 1] > 0.99
     elif study == "diagnosis":

@@ -26,6 +26,7 @@ from curvi.methods.pooled_regression.polish import at, polished
 from curvi.methods.pooled_regression.programs import move, scores_at
 from curvi.methods.pooled_regression.sampler import Sampler
 from curvi.methods.pooled_regression.state import PooledState
+from curvi.methods.pooled_regression.steps import next_step, steps_naturally
 from curvi.outcome import Outcome
 from curvi.record.counts import CallCounts
 from curvi.record.plain import register
@@ -34,6 +35,8 @@ _MOST_BATCHES = 16
 # Small batches make steps cheap; the pool is filled up if least squares needs more draws.
 _FIRST_BATCHES = 2
 _LEAST_ROWS, _FEW_ROWS = 1.0, 4  # least effective sample size: per parameter, and additional
+_TEMPERED_ROWS = 1.5  # times the least: draws that are effective where weights are tempered
+_UNIT = 8  # draws a call, of a normal q
 _FIRST_RADIUS = 4.0  # nats
 _IMMATERIAL = 0.1  # of the tolerance: a predicted gain that cannot be told from none
 _LEAST_MULTIPLE, _LEAST_SPARE = 3.0, 50  # least effective number of draws for a verdict: per parameter, and spare
@@ -79,7 +82,8 @@ class PooledRegression(Method[PooledState]):
         return PooledState(q, Pool(), None, trust, size, 0, infinite, 0, 0, unknown, infinite, infinite, infinite)
 
     def advance(self, problem: Problem, state: PooledState, key, budget: Budget) -> tuple[PooledState, News]:
-        sampler = Sampler(problem.target, key, self.batch_draws(problem.q.num_params), state.calls)
+        unit = _UNIT if steps_naturally(state.q) else self.batch_draws(problem.q.num_params)
+        sampler = Sampler(problem.target, key, unit, state.calls)
         if state.estimate is None:
             return self._first_batch(problem, state, sampler, key)
         return self._step(problem, state, sampler, budget.tolerance)
@@ -116,9 +120,7 @@ class PooledRegression(Method[PooledState]):
         least = max(state.least_verdict, self._least_verdict(state.q, tolerance))
         size, plan = plan_batch(state, estimate, tolerance, least, self.max_draws)
         state = state.but(size=size)
-        model = estimate.model
-        step = state.trust.step(model, estimate.residual_variance, model.value, estimate.complete)
-        predicted, divergence = model.predicted(step), float(step @ step) / 2
+        step, predicted, divergence = next_step(state, estimate)
         candidate = move(state.q, np.asarray(step, state.q.params.dtype))
         batch = sampler.draw(candidate, plan.size)
         if not np.all(batch.finite()):
@@ -150,7 +152,7 @@ class PooledRegression(Method[PooledState]):
         """The state after a step and its news, with a verdict where the draws allow one."""
         estimate = state.estimate
         assert estimate is not None
-        if is_near(estimate, tolerance):
+        if is_near(state.q, estimate, tolerance):
             _, view = state.pool.view(state.q, scores_at)
             estimate = self._regression(problem, state.pool).estimate(view, state.q, unseen=True)
             state = at(state, state.q, estimate, state.refused)
@@ -199,8 +201,13 @@ class PooledRegression(Method[PooledState]):
     def _estimate(self, problem: Problem, pool: Pool, q: Family, sampler: Sampler) -> tuple[Pool, Estimate]:
         """The estimate around q, on a pool that is filled up if its effective sample size at q is too small."""
         pool, view = pool.view(q, scores_at)
+        wanted = _LEAST_ROWS * q.num_params + _FEW_ROWS
         for _ in range(_PATIENCE):
-            if view.effective_size >= _LEAST_ROWS * q.num_params + _FEW_ROWS:
+            if view.effective_size >= wanted:
+                break
+            if steps_naturally(q) and len(pool) >= _TEMPERED_ROWS * wanted:
+                # Draws of earlier q, far as they are, show how ln p is bent.
+                view = pool.view(q, scores_at, 0.0)[1].tempered(_TEMPERED_ROWS * wanted)
                 break
             pool = pool.add(sampler.draw(q, sampler.unit), scores_at, MAX_ROWS, _MOST_BATCHES)
             pool, view = pool.view(q, scores_at)

@@ -5,11 +5,14 @@ from typing import NamedTuple
 import numpy as np
 
 from curvi.certify.gain import NUM_ERRORS
+from curvi.family import Family
 from curvi.methods.pooled_regression.estimates import Estimate
 from curvi.methods.pooled_regression.state import PooledState
+from curvi.methods.pooled_regression.steps import steps_naturally
 
 NEARBY = 0.5  # nats: how far q may move before rare values are drawn again
 _NEAR_END = 4  # the end is near if the gain is below this many tolerances
+_MOST_OPEN = 1.0  # nats
 _NOISE_SHARE = 0.5  # of the tolerance: what noise may hold of it after the next batch
 GROWTH = 1.5
 
@@ -26,9 +29,12 @@ def looked_for_rare(state: PooledState) -> bool:
     return state.q.num_rare_draws == 0 or state.moved_since_rare <= NEARBY
 
 
-def is_near(estimate: Estimate, tolerance: float) -> bool:
-    """Whether the end is near, by what the draws show."""
-    return estimate.gain().nats <= _NEAR_END * tolerance
+def is_near(q: Family, estimate: Estimate, tolerance: float) -> bool:
+    """Whether the end is near, by what the draws show; where they may be those of other q, what they show is held
+    against what they leave open.
+    """
+    near = estimate.gain().nats <= _NEAR_END * tolerance
+    return near and (not steps_naturally(q) or estimate.verdict().nats <= _MOST_OPEN)
 
 
 def plan_batch(state: PooledState, estimate: Estimate, tolerance: float, least: int, most: int) -> tuple[int, Plan]:
@@ -40,7 +46,7 @@ def plan_batch(state: PooledState, estimate: Estimate, tolerance: float, least: 
     gain, noise, size = estimate.gain().nats, estimate.model.noise_gain(), state.size
     if not np.isfinite(gain):
         return size, Plan(size)
-    if not is_near(estimate, tolerance):
+    if not is_near(state.q, estimate, tolerance):
         if noise > 0.5 * gain:
             size = min(int(GROWTH * size), most)
         return size, Plan(size)

@@ -67,7 +67,7 @@ class NormalModel:
         return self.largest_share(borne)
 
     def reach(self, share: float) -> float:
-        """The root mean square distance of draws of q_new from the mean of q, in sds of q, as a mean over coordinates."""
+        """The root mean square distance of draws of q_new from the mean of q, in sds of q, a coordinate."""
         variance, mean = self._moments(share)
         return float(np.sqrt(np.mean(variance + mean**2)))
 

@@ -19,7 +19,8 @@ from curvi.estimate.pool import Pool
 from curvi.estimate.regression import pair_layout
 from curvi.estimate.start import find_start
 from curvi.family import Family
-from curvi.methods.base import Budget, Method, Needs, News, Problem
+from curvi.methods.base import Budget, FamilyRow, Method, Needs, News, Problem
+from curvi.methods.choice import asked_for
 from curvi.methods.pooled_regression.estimates import KERNEL_ROWS, MAX_PRODUCTS, MAX_ROWS, Estimate, Regression
 from curvi.methods.pooled_regression.plan import GROWTH, is_near, looked_for_rare, plan_batch
 from curvi.methods.pooled_regression.polish import at, polished
@@ -27,6 +28,7 @@ from curvi.methods.pooled_regression.programs import move, scores_at
 from curvi.methods.pooled_regression.sampler import Sampler
 from curvi.methods.pooled_regression.state import PooledState
 from curvi.methods.pooled_regression.steps import next_step, steps_naturally
+from curvi.methods.pooled_regression.widening import hides_more, pays, rows, why_not_widened, widened
 from curvi.outcome import Outcome
 from curvi.record.counts import CallCounts
 from curvi.record.plain import register
@@ -82,15 +84,21 @@ class PooledRegression(Method[PooledState]):
         return PooledState(q, Pool(), None, trust, size, 0, infinite, 0, 0, unknown, infinite, infinite, infinite)
 
     def advance(self, problem: Problem, state: PooledState, key, budget: Budget) -> tuple[PooledState, News]:
-        unit = _UNIT if steps_naturally(state.q) else self.batch_draws(problem.q.num_params)
+        unit = _UNIT if steps_naturally(state.q) else self.batch_draws(state.q.num_params)
         sampler = Sampler(problem.target, key, unit, state.calls)
         if state.estimate is None:
             return self._first_batch(problem, state, sampler, key)
         return self._step(problem, state, sampler, budget.tolerance)
 
+    def families(self, problem: Problem, state: PooledState) -> tuple[FamilyRow, ...]:
+        if asked_for(problem) is not None or not problem.families or not state.q.reparameterised:
+            return Method.families(self, problem, state)
+        return rows(problem, state.q, state.estimate)
+
     def certify(self, problem: Problem, state: PooledState, key, tolerance: float) -> Gain:
         """The gain that the pool shows, of unknown error where it may give no verdict yet."""
         known = state.estimate is not None and self._seen_enough(state, state.estimate, tolerance)
+        known = known and not self._wants_more(problem, state, tolerance)
         return Gain(state.gain, state.gain_se if known else np.inf)
 
     def elbo(self, problem: Problem, state: PooledState, key) -> tuple[float, float, CallCounts]:
@@ -115,6 +123,7 @@ class PooledRegression(Method[PooledState]):
         return at(state.but(pool=pool, calls=sampler.calls), q, estimate), News(counts=sampler.counts)
 
     def _step(self, problem: Problem, state: PooledState, sampler: Sampler, tolerance: float):
+        state = self._widened(problem, state, sampler, tolerance)
         estimate = state.estimate
         assert estimate is not None
         least = max(state.least_verdict, self._least_verdict(state.q, tolerance))
@@ -145,8 +154,23 @@ class PooledRegression(Method[PooledState]):
         state = state.but(pool=pool, trust=trust, calls=sampler.calls, moved_since_rare=moved)
         # The draws of the batch stay in the pool, accepted or not.
         taken = at(state, candidate, there) if accept else at(state, state.q, here, state.refused + 1)
-        state = polished(self._regression(problem, pool), taken)
+        state = polished(self._regression(problem, pool, taken.q), taken)
         return self._judged(problem, state, predicted, len(batch), accept, sampler, tolerance)
+
+    def _wants_more(self, problem: Problem, state: PooledState, tolerance: float) -> bool:
+        """Whether a mean field should become full rank."""
+        estimate = state.estimate
+        if estimate is None or steps_naturally(state.q) or why_not_widened(problem, state.q) is not None:
+            return False
+        at_end = estimate.gain().nats <= tolerance / 2 and self._seen_enough(state, estimate, tolerance)
+        return pays(state.q, estimate) or (at_end and hides_more(estimate))
+
+    def _widened(self, problem: Problem, state: PooledState, sampler: Sampler, tolerance: float) -> PooledState:
+        if not self._wants_more(problem, state, tolerance):
+            return state
+        q = widened(problem, state.q)
+        pool, estimate = self._estimate(problem, state.pool, q, sampler)
+        return at(state.but(pool=pool, size=self.batch_draws(q.num_params), least_verdict=0), q, estimate)
 
     def _judged(self, problem, state: PooledState, predicted: float, drawn: int, accepted: bool, sampler, tolerance):
         """The state after a step and its news, with a verdict where the draws allow one."""
@@ -154,11 +178,13 @@ class PooledRegression(Method[PooledState]):
         assert estimate is not None
         if is_near(state.q, estimate, tolerance):
             _, view = state.pool.view(state.q, scores_at)
-            estimate = self._regression(problem, state.pool).estimate(view, state.q, unseen=True)
+            estimate = self._regression(problem, state.pool, state.q).estimate(view, state.q, unseen=True)
             state = at(state, state.q, estimate, state.refused)
         # What the draws show to be gained is worth another step before a verdict.
         over = estimate.gain().nats <= tolerance / 2
         gain = estimate.verdict() if over and self._seen_enough(state, estimate, tolerance) else None
+        if self._wants_more(problem, state, tolerance):
+            gain = None  # not the q that it would end with
         if gain is not None and not gain.within(tolerance):
             # Only noise prevents convergence.
             least = max(state.least_verdict, self._least_verdict(state.q, tolerance))
@@ -187,16 +213,16 @@ class PooledRegression(Method[PooledState]):
 
     # -- estimates ----------------------------------------------------------------------------------------------------
 
-    def _regression(self, problem: Problem, pool: Pool) -> Regression:
+    def _regression(self, problem: Problem, pool: Pool, q: Family) -> Regression:
         def make() -> Regression:
-            layout = pair_layout(problem.q)
+            layout = pair_layout(q)
             products = self.correction and layout.num_pairs > 0
             kernel = products and layout.num_pairs > MAX_PRODUCTS
-            most_rows = max(KERNEL_ROWS, 2 * self.batch_draws(problem.q.num_params)) if kernel else MAX_ROWS
+            most_rows = max(KERNEL_ROWS, 2 * self.batch_draws(q.num_params)) if kernel else MAX_ROWS
             first = jax.tree.map(lambda part: part[0], pool.batches[0].x)
-            return Regression(products, most_rows, problem.q.every_value(first))
+            return Regression(products, most_rows, q.every_value(first))
 
-        return problem.once("regression", make)
+        return problem.once("regression", make, (q.num_params,))
 
     def _estimate(self, problem: Problem, pool: Pool, q: Family, sampler: Sampler) -> tuple[Pool, Estimate]:
         """The estimate around q, on a pool that is filled up if its effective sample size at q is too small."""
@@ -211,7 +237,7 @@ class PooledRegression(Method[PooledState]):
                 break
             pool = pool.add(sampler.draw(q, sampler.unit), scores_at, MAX_ROWS, _MOST_BATCHES)
             pool, view = pool.view(q, scores_at)
-        return pool, self._regression(problem, pool).estimate(view, q)
+        return pool, self._regression(problem, pool, q).estimate(view, q)
 
 
 def _rounding(q: Family, value: float) -> float:

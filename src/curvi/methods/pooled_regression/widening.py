@@ -5,6 +5,8 @@ of q. A mean field at its optimum has the unit diagonal of I - B, so that full r
 its sds are those of the mean field times the roots of the diagonal of (I - B)^-1. What the regression leaves of
 ln p - ln q bounds what any family gains, by about half of its variance: where that is more than the rule of families
 asks for, and the noise of few draws or of the values hides what it is, full rank is tried.
+"""
+
 import math
 
 import numpy as np

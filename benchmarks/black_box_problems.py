@@ -63,13 +63,12 @@ def gaussian(seed: int = 0, size: int = 10, condition: float = 1e4) -> BlackBox:
 
 
 def tumours() -> BlackBox:
-    """Logistic regression of 569 tumours, malignant or not, on eight mean features of their cells (scikit-learn): radius,
-    perimeter, area and the others are almost copies of each other.
+    """Logistic regression of 569 tumours, malignant or not, on eight mean features of their cells (scikit-learn):
+    radius, perimeter and area are almost copies of each other.
     """
-    data = load_breast_cancer()
-    x = data.data[:, :8]
+    x, y = load_breast_cancer(return_X_y=True)
+    x, y = np.asarray(x)[:, :8], np.asarray(y, float)
     x = (x - x.mean(0)) / x.std(0)
-    y = data.target.astype(float)
 
     def density(np, theta):
         logits = theta["intercept"] + x @ theta["slopes"]
@@ -82,7 +81,29 @@ def tumours() -> BlackBox:
 
 # Pelts in thousands, Hudson's Bay Company, 1900 to 1920 (Howard 2009; Carpenter 2018).
 HARES = np.array(
-    [30, 47.2, 70.2, 77.4, 36.3, 20.6, 18.1, 21.4, 22, 25.4, 27.1, 40.3, 57, 76.6, 52.3, 19.5, 11.2, 7.6, 14.6, 16.2, 24.7]
+    [
+        30,
+        47.2,
+        70.2,
+        77.4,
+        36.3,
+        20.6,
+        18.1,
+        21.4,
+        22,
+        25.4,
+        27.1,
+        40.3,
+        57,
+        76.6,
+        52.3,
+        19.5,
+        11.2,
+        7.6,
+        14.6,
+        16.2,
+        24.7,
+    ]
 )
 LYNXES = np.array(
     [4, 6.1, 9.8, 35.2, 59.4, 41.7, 19, 13, 8.3, 9.1, 7.4, 8, 12.3, 19.5, 45.7, 51.1, 29.7, 15.8, 9.7, 10.1, 8.6]
@@ -120,9 +141,9 @@ def traced_path(theta):
     return jax.lax.scan(moved, first, None, length=_STEPS * (len(HARES) - 1) + 1)[1][::_STEPS]
 
 
-def lynxes(noise: float = 1.0, seed: int = 0) -> BlackBox:
+def lynxes(noise: float = 0.5, seed: int = 0) -> BlackBox:
     """Hares and lynxes: four rates, two first populations and two errors of measurement (Carpenter 2018), in NumPy; a
-    value is off by a normal error of one nat, as that of a likelihood that is itself estimated.
+    value is off by a normal error of half a nat, as that of a likelihood that is itself estimated.
     """
     logs = np.log(np.stack([HARES, LYNXES], 1))
     centres = np.log([0.5, 0.025, 0.8, 0.025])
@@ -147,5 +168,6 @@ def lynxes(noise: float = 1.0, seed: int = 0) -> BlackBox:
     return BlackBox(values, init, supports, lambda t: density(jnp, t, traced_path(t)), noise)
 
 
-def problems() -> dict[str, Callable[[], BlackBox]]:
-    return {"Gaussian": gaussian, "tumours": tumours, "lynxes": lynxes}
+def problems() -> dict[str, Callable[[int], BlackBox]]:
+    """The problems by name, each a function of the seed of the noise of its values."""
+    return {"Gaussian": lambda _: gaussian(), "tumours": lambda _: tumours(), "lynxes": lambda seed: lynxes(seed=seed)}

@@ -9,16 +9,16 @@ import numpy as np
 _LEAST = 1e-10  # share of the identity that keeps a covariance definite
 
 
-def importance_sampling(log_density, mean, size, rate, window, share, rng, most):
+def importance_sampling(log_density, mean, start, size, rate, window, share, rng, most):
     """Populations of `size` draws from a normal distribution that follows their weighted mean and covariance, as in
     CMA-ES (Hansen and Ostermeier 2001) and adaptive multiple importance sampling (Cornuet et al. 2012).
 
-    The weights are those of the mixture of the last `window` populations. Where fewer than `share` of the draws of a
-    population, or two a dimension, would be effective, they are tempered until so many are; `rate` is the share of the
-    new moments in the next proposal. The answer is that of the weights without tempering.
+    The first has the sd `start`. The weights are those of the mixture of the last `window` populations. Where fewer
+    than `share` of the draws of a population, or two a dimension, would be effective, they are tempered until so many
+    are; `rate` is the share of the new moments in the next proposal. The answer is that of the whole weights.
     """
     dimension = len(mean)
-    scale, spent, kept = np.eye(dimension), 0, []
+    scale, spent, kept = start**2 * np.eye(dimension), 0, []
     while spent < most:
         root = np.linalg.cholesky(scale + _LEAST * np.trace(scale) * np.eye(dimension))
         x = mean + rng.normal(size=(size, dimension)) @ root.T
@@ -30,10 +30,11 @@ def importance_sampling(log_density, mean, size, rate, window, share, rng, most)
         logs = np.where(np.isfinite(values), values - mixture, -np.inf)
         found, covariance = _moments(draws, _weights(logs, 1.0))
         yield spent, found, np.sqrt(np.diag(covariance))
-        target, power = max(share * size, 2.0 * dimension), _power(logs, max(share * size, 2.0 * dimension))
-        found, covariance = _moments(draws, _weights(logs, power))
-        if _effective(_weights(logs, power)) < target / 2:
+        target = max(share * size, 2.0 * dimension)
+        weights = _weights(logs, _power(logs, target))
+        if _effective(weights) < target / 2:
             continue
+        found, covariance = _moments(draws, weights)
         mean, scale = (1 - rate) * mean + rate * found, (1 - rate) * scale + rate * covariance
 
 
@@ -70,7 +71,7 @@ def _moments(x, weights):
     return mean, (off.T * weights) @ off
 
 
-def score_adam(log_density, mean, num_draws, rates, rng, most):
+def score_adam(log_density, mean, start, num_draws, rates, rng, most):
     """Adam on the score gradient of the ELBO of full-rank normals with a leave-one-out baseline (Ranganath et al. 2014,
     Kingma and Ba 2015), one run for each of the rates side by side; yields calls of one run, means and sds of all.
 
@@ -78,7 +79,7 @@ def score_adam(log_density, mean, num_draws, rates, rng, most):
     """
     count, dimension = len(rates), len(mean)
     rates = np.asarray(rates)
-    place, root = np.tile(mean, (count, 1)), np.tile(np.eye(dimension), (count, 1, 1))
+    place, root = np.tile(mean, (count, 1)), np.tile(start * np.eye(dimension), (count, 1, 1))
     moments = [np.zeros((count, dimension + dimension**2)) for _ in range(2)]
     rows = np.tril_indices(dimension)
     spent, number = 0, 0

@@ -45,7 +45,7 @@ def _calls(found: list[dict], names: list[str]) -> list[str]:
         if wrong
         else "No fit ended with an sd off by more."
     )
-    field = [line for line in found if line["setting"].get("family") == "mean_field"]
+    field = [line for line in found if line["setting"].get("family") == "mean_field" and line["seed"] == 0]
     said = ", ".join(f"{line['sd_error']:.2f} ({line['problem']})" for line in field)
     seeds = {line["seed"] for line in found if line["method"] == "PooledRegression"}
     heads = ["model", "noise", "right", "whole fit", "at 0.2 nats", "importance sampling", "Adam"]
@@ -100,7 +100,7 @@ print(fit.families)  # what full rank gains, and why it was chosen
 
 A fit begins with a mean field and goes on with full rank as soon as products of scores show that it gains more than
 0.05 nats, or when its end leaves that open: half of the variance of what the regression does not explain bounds what
-any family could gain. Values may be noisy; then their expectation is the objective, and a verdict takes as many draws as it
+any family could gain. Values may be noisy; then their expectation is the objective, and a verdict takes as many as it
 takes to average the noise: some `P s^2 / tolerance` for P parameters and noise of sd s. A tolerance of 0.2 nats is
 enough for sds within some 15 % from six latents on.
 

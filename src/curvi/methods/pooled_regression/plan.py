@@ -40,14 +40,16 @@ def is_near(q: Family, estimate: Estimate, tolerance: float) -> bool:
 def plan_batch(state: PooledState, estimate: Estimate, tolerance: float, least: int, most: int) -> tuple[int, Plan]:
     """The usual size of a batch, and the plan of the next.
 
-    Far from the end batches grow where noise dominates. Near it rare values are drawn once, and the number of draws is
+    Far from the end batches grow where noise dominates: what is left of the gain without it, or, for a normal q of all
+    latents, whose steps may lean on the draws of earlier ones, the gain with it. Near it rare values are drawn once, and the number of draws is
     what the verdict will need, by the noise of the draws so far, and so many that `least` are effective.
     """
     gain, noise, size = estimate.gain().nats, estimate.model.noise_gain(), state.size
     if not np.isfinite(gain):
         return size, Plan(size)
     if not is_near(state.q, estimate, tolerance):
-        if noise > 0.5 * gain:
+        slope = estimate.model.grad
+        if noise > (float(slope @ slope) / 2 if steps_naturally(state.q) else 0.5 * gain):
             size = min(int(GROWTH * size), most)
         return size, Plan(size)
     num_rare = state.q.num_rare_draws

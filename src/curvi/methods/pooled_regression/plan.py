@@ -41,8 +41,9 @@ def plan_batch(state: PooledState, estimate: Estimate, tolerance: float, least: 
     """The usual size of a batch, and the plan of the next.
 
     Far from the end batches grow where noise dominates: what is left of the gain without it, or, for a normal q of all
-    latents, whose steps may lean on the draws of earlier ones, the gain with it. Near it rare values are drawn once, and the number of draws is
-    what the verdict will need, by the noise of the draws so far, and so many that `least` are effective.
+    latents, whose steps may lean on the draws of earlier ones, the gain with it. Near it rare values are drawn once,
+    and the number of draws is what the verdict will need, by the noise of the draws so far, and so many that `least`
+    are effective.
     """
     gain, noise, size = estimate.gain().nats, estimate.model.noise_gain(), state.size
     if not np.isfinite(gain):

@@ -106,7 +106,7 @@ def test_correlated_gaussian_in_few_steps():
     precision = np.array([[2.0, 0.8, -0.3], [0.8, 1.0, 0.2], [-0.3, 0.2, 0.5]])
     centre = np.array([1.0, -2.0, 0.5])
     target = Target(lambda t: -(t["x"] - centre) @ precision @ (t["x"] - centre) / 2, {"x": np.zeros(3)}, order=0)
-    fit = run(target, num_steps=8, tolerance=1e-6)
+    fit = run(target, family="mean_field", num_steps=8, tolerance=1e-6)
     found = np.asarray(fit.q.params).reshape(3, 2)
     # A gain of 1e-6 nats is a shift of 0.0014 sds.
     np.testing.assert_allclose(found[:, 0], centre, atol=3e-3)

@@ -55,16 +55,44 @@ class Batch:
 
 @dataclasses.dataclass(frozen=True)
 class View:
-    """The pool at one q: the useful rows, with their importance weights."""
+    """The pool at one q: the useful rows, with the logarithms of their importance weights.
+
+    Weights of a `power` below one let draws count that hardly occur under q: what is regressed with them holds as far
+    as the regression does. `effective_size` is of the weights themselves.
+    """
 
     scores: np.ndarray  # whitened
     ratios: np.ndarray  # ln p - ln q
-    weights: np.ndarray
+    log_weights: np.ndarray
+    power: float = 1.0
+
+    @property
+    def weights(self) -> np.ndarray:
+        scaled = self.power * self.log_weights
+        return np.exp(scaled if self.power == 1 else scaled - scaled.max())
 
     @property
     def effective_size(self) -> float:
-        squares = np.sum(self.weights**2)
-        return float(self.weights.sum() ** 2 / squares) if squares > 0 else 0.0
+        return _effective_size(np.exp(self.log_weights))
+
+    def tempered(self, wanted: float) -> "View":
+        """The view with the largest power at which so many draws are effective, or all of them."""
+        known = np.isfinite(self.ratios) & np.isfinite(self.log_weights)
+        view = View(self.scores[known], self.ratios[known], self.log_weights[known])
+        low, high = 0.0, 1.0
+        for _ in range(_BISECTIONS):
+            middle = (low + high) / 2
+            enough = _effective_size(dataclasses.replace(view, power=middle).weights) >= wanted
+            low, high = (middle, high) if enough else (low, middle)
+        return dataclasses.replace(view, power=low)
+
+
+_BISECTIONS = 40
+
+
+def _effective_size(weights: np.ndarray) -> float:
+    squares = np.sum(weights**2)
+    return float(weights.sum() ** 2 / squares) if squares > 0 else 0.0
 
 
 @register
@@ -113,13 +141,14 @@ class Pool:
         log_p = np.concatenate([batch.log_p for batch in self.batches])
         shares = np.log([len(batch) / len(self) for batch in self.batches])
         densities = np.stack([share + np.concatenate(row) for share, row in zip(shares, self.log_q)])
-        weights = np.exp(log_q - np.logaddexp.reduce(densities, 0))
+        logs = log_q - np.logaddexp.reduce(densities, 0)
+        weights = np.exp(logs)
         # Keep rare values of discrete factors: their weight is small but their score is large.
         use = weights * np.maximum(1.0, np.mean(scores**2, 1))
         worths = [float(part.mean()) for part in _split(use, self.batches)]
         batches = tuple(dataclasses.replace(b, worth=worth) for b, worth in zip(self.batches, worths))
         useful = use >= least
-        return Pool(batches, self.log_q), View(scores[useful], (log_p - log_q)[useful], weights[useful])
+        return Pool(batches, self.log_q), View(scores[useful], (log_p - log_q)[useful], logs[useful])
 
 
 def _split(values: np.ndarray, batches) -> tuple[np.ndarray, ...]:

@@ -15,6 +15,7 @@ import numpy as np
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float
 
+from curvi.curvature.blocks import BlockDiagonal
 from curvi.family.centering import Centering
 from curvi.family.continuous import Normal
 from curvi.family.joint_normal import JointNormal, stretched_scale
@@ -78,6 +79,17 @@ class FullRank(JointNormal):
     def why_not_full_rank(self, max_params: int | None = None) -> str | None:
         return "q is a FullRank already"
 
+    def move(self, whitened_step):
+        """q moved along a straight line in natural parameters where that is valid, as the factors of a `MeanField` are:
+        a unit natural-gradient step ends at the best q where ln p is quadratic.
+        """
+        if self.skewed:
+            return self.replace(self.params + self.fisher().factorise().solve_transpose(whitened_step))
+        size, rest = self.num_normal_params, self.rest
+        step = BlockDiagonal(self.fisher().blocks[:1]).factorise().solve_transpose(whitened_step[:size])
+        moved = natural_step(self.factor(), self.normal_params, step)
+        return self._with(moved, self.params[size:] if rest is None else rest.move(whitened_step[size:]).params)
+
     # -- the covariance -----------------------------------------------------------------------------------------------
 
     @property
@@ -133,3 +145,24 @@ class FullRank(JointNormal):
     def other_labels(self, names):
         rows, columns = np.tril_indices(self.dimension, -1)
         return [f"{names[i]} with {names[j]}" for i, j in zip(rows, columns)], [names[i] for i in rows]
+
+
+def natural_step(factor: Float[Array, "n n"], params: Float[Array, " p"], step: Float[Array, " p"]):
+    """The parameters of N(m, L L') after a step that is straight in the natural parameters, or, where no normal
+    distribution has these, straight in the parameters themselves.
+
+    In the coordinates of x = m + L e the step is (delta, A), which adds delta to the precision times the mean, and
+    -(A + A') to the precision, which is I.
+    """
+    size = factor.shape[0]
+    below = jnp.tril_indices(size, -1)
+    slope = jnp.zeros_like(factor).at[below].set(step[2 * size :]) + jnp.diag(jnp.diag(factor) * step[size : 2 * size])
+    bent = solve_triangular(factor, slope, lower=True)
+    precision = jnp.eye(size, dtype=factor.dtype) - bent - bent.T
+    # With K K' = precision^-1, K lower triangular: from the Cholesky factor of the precision read backwards.
+    root = jnp.linalg.cholesky(precision[::-1, ::-1])[::-1, ::-1]
+    spread = solve_triangular(root, jnp.eye(size, dtype=factor.dtype), lower=False).T
+    shift = spread @ (spread.T @ solve_triangular(factor, step[:size], lower=True))
+    lower = factor @ spread
+    moved = jnp.concatenate([params[:size] + factor @ shift, jnp.log(jnp.diag(lower)), lower[below]])
+    return jnp.where(jnp.all(jnp.isfinite(moved)), moved, params + step)

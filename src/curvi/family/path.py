@@ -62,6 +62,14 @@ class Path(ABC):
     ) -> tuple[Float[Array, " C"], Float[Array, "S n"] | None]:
         """The derivatives of the last two results of `gradients` along a direction of c."""
 
+    # -- of values alone ----------------------------------------------------------------------------------------------
+
+    def natural_slope(self, params: np.ndarray, step: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+        """The slope g and the matrix S of the quadratic g' e + e' S e / 2 in x = m + L e of which a step of the
+        parameters is the natural gradient; None where draws are not made by a full L.
+        """
+        return None
+
     # -- on the host --------------------------------------------------------------------------------------------------
 
     # Whether the host has entropy and Fisher information in closed form; else programs compute them.

@@ -150,6 +150,11 @@ class TriangularPath(LogScalePath, ExpandablePath):
         moved = self.tangent(params, step)[self.size :].reshape(self.size, self.size)
         return np.concatenate([step[: self.size] / sds, 2**0.5 * np.sum(moved * factor, 1) / sds**2])
 
+    def natural_slope(self, params, step):
+        factor, moved = self.factor(params), self.tangent(params, step)
+        bent = np.linalg.solve(factor, moved[self.size :].reshape(self.size, self.size))
+        return np.linalg.solve(factor, moved[: self.size]), bent + bent.T
+
     # -- the control variate, and the expected Hessian ----------------------------------------------------------------
 
     def at_mean(self, params, spread=0.0):

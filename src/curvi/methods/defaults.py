@@ -12,14 +12,12 @@ from curvi.methods.choice import asked_for, open_rungs
 from curvi.methods.growing_draws import GrowingDraws
 from curvi.methods.growing_rows import GrowingRows
 from curvi.methods.plate_regression import PlateRegression
-from curvi.methods.pooled_regression import PooledRegression
+from curvi.methods.pooled_regression import MAX_PARAMS_REGRESSION, PooledRegression
 from curvi.methods.rungs import MEAN_FIELD
 from curvi.methods.scheme_i import SchemeI
 from curvi.methods.streamed_newton import StreamedNewton
 from curvi.model.factored import FactoredTarget
 
-# Least squares on all scores needs more draws than parameters, and its time grows like the cube of their number.
-MAX_PARAMS_REGRESSION = 512
 # Number of parameters of discrete latents beyond which the noise of the score curvature is too large.
 MAX_SCORE_PARAMS = 24
 # Latents from which a loop on the host and stored draws cost more than compiling programs that need neither.

@@ -19,13 +19,16 @@ from curvi.estimate.pool import Pool
 from curvi.estimate.regression import pair_layout
 from curvi.estimate.start import find_start
 from curvi.family import Family
-from curvi.methods.base import Budget, Method, Needs, News, Problem
+from curvi.methods.base import Budget, FamilyRow, Method, Needs, News, Problem
+from curvi.methods.choice import asked_for
 from curvi.methods.pooled_regression.estimates import KERNEL_ROWS, MAX_PRODUCTS, MAX_ROWS, Estimate, Regression
 from curvi.methods.pooled_regression.plan import GROWTH, is_near, looked_for_rare, plan_batch
 from curvi.methods.pooled_regression.polish import at, polished
 from curvi.methods.pooled_regression.programs import move, scores_at
 from curvi.methods.pooled_regression.sampler import Sampler
 from curvi.methods.pooled_regression.state import PooledState
+from curvi.methods.pooled_regression.steps import next_step, steps_naturally
+from curvi.methods.pooled_regression.widening import hides_more, pays, rows, why_not_widened, widened
 from curvi.outcome import Outcome
 from curvi.record.counts import CallCounts
 from curvi.record.plain import register
@@ -34,6 +37,8 @@ _MOST_BATCHES = 16
 # Small batches make steps cheap; the pool is filled up if least squares needs more draws.
 _FIRST_BATCHES = 2
 _LEAST_ROWS, _FEW_ROWS = 1.0, 4  # least effective sample size: per parameter, and additional
+_TEMPERED_ROWS = 1.5  # times the least: draws that are effective where weights are tempered
+_UNIT = 8  # draws a call, of a normal q
 _FIRST_RADIUS = 4.0  # nats
 _IMMATERIAL = 0.1  # of the tolerance: a predicted gain that cannot be told from none
 _LEAST_MULTIPLE, _LEAST_SPARE = 3.0, 50  # least effective number of draws for a verdict: per parameter, and spare
@@ -79,14 +84,21 @@ class PooledRegression(Method[PooledState]):
         return PooledState(q, Pool(), None, trust, size, 0, infinite, 0, 0, unknown, infinite, infinite, infinite)
 
     def advance(self, problem: Problem, state: PooledState, key, budget: Budget) -> tuple[PooledState, News]:
-        sampler = Sampler(problem.target, key, self.batch_draws(problem.q.num_params), state.calls)
+        unit = _UNIT if steps_naturally(state.q) else self.batch_draws(state.q.num_params)
+        sampler = Sampler(problem.target, key, unit, state.calls)
         if state.estimate is None:
             return self._first_batch(problem, state, sampler, key)
         return self._step(problem, state, sampler, budget.tolerance)
 
+    def families(self, problem: Problem, state: PooledState) -> tuple[FamilyRow, ...]:
+        if asked_for(problem) is not None or not problem.families or not state.q.reparameterised:
+            return Method.families(self, problem, state)
+        return rows(problem, state.q, state.estimate)
+
     def certify(self, problem: Problem, state: PooledState, key, tolerance: float) -> Gain:
         """The gain that the pool shows, of unknown error where it may give no verdict yet."""
         known = state.estimate is not None and self._seen_enough(state, state.estimate, tolerance)
+        known = known and not self._wants_more(problem, state, tolerance)
         return Gain(state.gain, state.gain_se if known else np.inf)
 
     def elbo(self, problem: Problem, state: PooledState, key) -> tuple[float, float, CallCounts]:
@@ -111,14 +123,13 @@ class PooledRegression(Method[PooledState]):
         return at(state.but(pool=pool, calls=sampler.calls), q, estimate), News(counts=sampler.counts)
 
     def _step(self, problem: Problem, state: PooledState, sampler: Sampler, tolerance: float):
+        state = self._widened(problem, state, sampler, tolerance)
         estimate = state.estimate
         assert estimate is not None
         least = max(state.least_verdict, self._least_verdict(state.q, tolerance))
         size, plan = plan_batch(state, estimate, tolerance, least, self.max_draws)
         state = state.but(size=size)
-        model = estimate.model
-        step = state.trust.step(model, estimate.residual_variance, model.value, estimate.complete)
-        predicted, divergence = model.predicted(step), float(step @ step) / 2
+        step, predicted, divergence = next_step(state, estimate)
         candidate = move(state.q, np.asarray(step, state.q.params.dtype))
         batch = sampler.draw(candidate, plan.size)
         if not np.all(batch.finite()):
@@ -143,20 +154,37 @@ class PooledRegression(Method[PooledState]):
         state = state.but(pool=pool, trust=trust, calls=sampler.calls, moved_since_rare=moved)
         # The draws of the batch stay in the pool, accepted or not.
         taken = at(state, candidate, there) if accept else at(state, state.q, here, state.refused + 1)
-        state = polished(self._regression(problem, pool), taken)
+        state = polished(self._regression(problem, pool, taken.q), taken)
         return self._judged(problem, state, predicted, len(batch), accept, sampler, tolerance)
+
+    def _wants_more(self, problem: Problem, state: PooledState, tolerance: float) -> bool:
+        """Whether a mean field should become full rank."""
+        estimate = state.estimate
+        if estimate is None or steps_naturally(state.q) or why_not_widened(problem, state.q) is not None:
+            return False
+        at_end = estimate.gain().nats <= tolerance / 2 and self._seen_enough(state, estimate, tolerance)
+        return pays(state.q, estimate) or (at_end and hides_more(estimate))
+
+    def _widened(self, problem: Problem, state: PooledState, sampler: Sampler, tolerance: float) -> PooledState:
+        if not self._wants_more(problem, state, tolerance):
+            return state
+        q = widened(problem, state.q)
+        pool, estimate = self._estimate(problem, state.pool, q, sampler)
+        return at(state.but(pool=pool, size=self.batch_draws(q.num_params), least_verdict=0), q, estimate)
 
     def _judged(self, problem, state: PooledState, predicted: float, drawn: int, accepted: bool, sampler, tolerance):
         """The state after a step and its news, with a verdict where the draws allow one."""
         estimate = state.estimate
         assert estimate is not None
-        if is_near(estimate, tolerance):
+        if is_near(state.q, estimate, tolerance):
             _, view = state.pool.view(state.q, scores_at)
-            estimate = self._regression(problem, state.pool).estimate(view, state.q, unseen=True)
+            estimate = self._regression(problem, state.pool, state.q).estimate(view, state.q, unseen=True)
             state = at(state, state.q, estimate, state.refused)
         # What the draws show to be gained is worth another step before a verdict.
         over = estimate.gain().nats <= tolerance / 2
         gain = estimate.verdict() if over and self._seen_enough(state, estimate, tolerance) else None
+        if self._wants_more(problem, state, tolerance):
+            gain = None  # not the q that it would end with
         if gain is not None and not gain.within(tolerance):
             # Only noise prevents convergence.
             least = max(state.least_verdict, self._least_verdict(state.q, tolerance))
@@ -185,26 +213,31 @@ class PooledRegression(Method[PooledState]):
 
     # -- estimates ----------------------------------------------------------------------------------------------------
 
-    def _regression(self, problem: Problem, pool: Pool) -> Regression:
+    def _regression(self, problem: Problem, pool: Pool, q: Family) -> Regression:
         def make() -> Regression:
-            layout = pair_layout(problem.q)
+            layout = pair_layout(q)
             products = self.correction and layout.num_pairs > 0
             kernel = products and layout.num_pairs > MAX_PRODUCTS
-            most_rows = max(KERNEL_ROWS, 2 * self.batch_draws(problem.q.num_params)) if kernel else MAX_ROWS
+            most_rows = max(KERNEL_ROWS, 2 * self.batch_draws(q.num_params)) if kernel else MAX_ROWS
             first = jax.tree.map(lambda part: part[0], pool.batches[0].x)
-            return Regression(products, most_rows, problem.q.every_value(first))
+            return Regression(products, most_rows, q.every_value(first))
 
-        return problem.once("regression", make)
+        return problem.once("regression", make, (q.num_params,))
 
     def _estimate(self, problem: Problem, pool: Pool, q: Family, sampler: Sampler) -> tuple[Pool, Estimate]:
         """The estimate around q, on a pool that is filled up if its effective sample size at q is too small."""
         pool, view = pool.view(q, scores_at)
+        wanted = _LEAST_ROWS * q.num_params + _FEW_ROWS
         for _ in range(_PATIENCE):
-            if view.effective_size >= _LEAST_ROWS * q.num_params + _FEW_ROWS:
+            if view.effective_size >= wanted:
+                break
+            if steps_naturally(q) and len(pool) >= _TEMPERED_ROWS * wanted:
+                # Draws of earlier q, far as they are, show how ln p is bent.
+                view = pool.view(q, scores_at, 0.0)[1].tempered(_TEMPERED_ROWS * wanted)
                 break
             pool = pool.add(sampler.draw(q, sampler.unit), scores_at, MAX_ROWS, _MOST_BATCHES)
             pool, view = pool.view(q, scores_at)
-        return pool, self._regression(problem, pool).estimate(view, q)
+        return pool, self._regression(problem, pool, q).estimate(view, q)
 
 
 def _rounding(q: Family, value: float) -> float:

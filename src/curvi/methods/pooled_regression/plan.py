@@ -5,11 +5,14 @@ from typing import NamedTuple
 import numpy as np
 
 from curvi.certify.gain import NUM_ERRORS
+from curvi.family import Family
 from curvi.methods.pooled_regression.estimates import Estimate
 from curvi.methods.pooled_regression.state import PooledState
+from curvi.methods.pooled_regression.steps import steps_naturally
 
 NEARBY = 0.5  # nats: how far q may move before rare values are drawn again
 _NEAR_END = 4  # the end is near if the gain is below this many tolerances
+_MOST_OPEN = 1.0  # nats
 _NOISE_SHARE = 0.5  # of the tolerance: what noise may hold of it after the next batch
 GROWTH = 1.5
 
@@ -26,22 +29,28 @@ def looked_for_rare(state: PooledState) -> bool:
     return state.q.num_rare_draws == 0 or state.moved_since_rare <= NEARBY
 
 
-def is_near(estimate: Estimate, tolerance: float) -> bool:
-    """Whether the end is near, by what the draws show."""
-    return estimate.gain().nats <= _NEAR_END * tolerance
+def is_near(q: Family, estimate: Estimate, tolerance: float) -> bool:
+    """Whether the end is near, by what the draws show; where they may be those of other q, what they show is held
+    against what they leave open.
+    """
+    near = estimate.gain().nats <= _NEAR_END * tolerance
+    return near and (not steps_naturally(q) or estimate.verdict().nats <= _MOST_OPEN)
 
 
 def plan_batch(state: PooledState, estimate: Estimate, tolerance: float, least: int, most: int) -> tuple[int, Plan]:
     """The usual size of a batch, and the plan of the next.
 
-    Far from the end batches grow where noise dominates. Near it rare values are drawn once, and the number of draws is
-    what the verdict will need, by the noise of the draws so far, and so many that `least` are effective.
+    Far from the end batches grow where noise dominates: what is left of the gain without it, or, for a normal q of all
+    latents, whose steps may lean on the draws of earlier ones, the gain with it. Near it rare values are drawn once,
+    and the number of draws is what the verdict will need, by the noise of the draws so far, and so many that `least`
+    are effective.
     """
     gain, noise, size = estimate.gain().nats, estimate.model.noise_gain(), state.size
     if not np.isfinite(gain):
         return size, Plan(size)
-    if not is_near(estimate, tolerance):
-        if noise > 0.5 * gain:
+    if not is_near(state.q, estimate, tolerance):
+        slope = estimate.model.grad
+        if noise > (float(slope @ slope) / 2 if steps_naturally(state.q) else 0.5 * gain):
             size = min(int(GROWTH * size), most)
         return size, Plan(size)
     num_rare = state.q.num_rare_draws

@@ -114,3 +114,9 @@ def padded_to(size: int, part: np.ndarray) -> np.ndarray:
 def move(q: Family, step):
     """q moved by a whitened step."""
     return q.move(step)
+
+
+@eqx.filter_jit
+def unwhitened(q: Family, step):
+    """The step of the parameters that a whitened one stands for."""
+    return q.fisher().factorise().solve_transpose(step)

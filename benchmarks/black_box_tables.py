@@ -100,9 +100,8 @@ print(fit.families)  # what full rank gains, and why it was chosen
 
 A fit begins with a mean field and goes on with full rank as soon as products of scores show that it gains more than
 0.05 nats, or when its end leaves that open: half of the variance of what the regression does not explain bounds what
-any family could gain. Values may be noisy; then their expectation is the objective, and a verdict takes as many as it
-takes to average the noise: some `P s^2 / tolerance` for P parameters and noise of sd s. A tolerance of 0.2 nats is
-enough for sds within some 15 % from six latents on.
+any family could gain. Values may be noisy; then their expectation is the objective, and a verdict takes draws in
+proportion to the variance of the noise. `tolerance=0.2` ends such a fit sooner, with sds that are somewhat less right.
 
 ## How it was measured
 

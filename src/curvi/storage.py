@@ -5,12 +5,10 @@ The file holds q, the outcome, the history, and the state to resume from, with e
 """
 
 import dataclasses
-import hashlib
 import io
 import json
 import os
 import tempfile
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +23,7 @@ from curvi.model.latents import Latent
 from curvi.model.origin import Origin
 from curvi.model.target import AbstractTarget
 from curvi.outcome import Outcome
+from curvi.record.archive import packed_archive, read_archive
 from curvi.record.checkpoint import Checkpoint, Leaves
 from curvi.record.counts import CallCounts
 from curvi.record.history import History, Seconds
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from curvi.results import Fit
 
 _FORMAT, _FORMAT_VERSION = "curvi fit", 2
-_TEXT, _CHECKSUM = "fit.json", "sha256"
 _NUMBERS = ("elbo", "elbo_se", "remaining_gain", "remaining_gain_se", "remaining_sds", "remaining_sds_se")
 _KNOWN = ("khat", "kind", "weighted_draws", "posterior_check")  # computed on request, and kept where they were
 
@@ -80,13 +78,7 @@ def packed(fit: "Fit") -> bytes:
     arrays: list[np.ndarray] = []
     _ = fit.kind  # a fit without its target cannot find out, and would answer otherwise
     text = json.dumps(_describe(fit, arrays), allow_nan=False, indent=1)
-    members = {_TEXT: text.encode(), **{_array_name(i): _array_bytes(array) for i, array in enumerate(arrays)}}
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in members.items():
-            archive.writestr(name, content)
-        archive.writestr(_CHECKSUM, _checksum(members))
-    return buffer.getvalue()
+    return packed_archive(text, arrays)
 
 
 def restored(cls: type["Fit"], source, target: AbstractTarget | None = None) -> "Fit":
@@ -99,8 +91,8 @@ def restored(cls: type["Fit"], source, target: AbstractTarget | None = None) -> 
 
 def read(path, target: AbstractTarget | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
     """The fields of the fit in a file, and those of `_KNOWN` that it had computed; see `curvi.load`."""
-    members = _read(path)
-    said = json.loads(members[_TEXT])
+    text, arrays = read_archive(path if isinstance(path, io.BytesIO) else Path(path))
+    said = json.loads(text)
     writer, version = said.get("written by", {}).get("curvi"), said.get("version", 0)
     if said.get("format") != _FORMAT or version > _FORMAT_VERSION:
         raise ValueError(f"{path} was written by a later curvi ({writer}); upgrade curvi to read it")
@@ -109,7 +101,6 @@ def read(path, target: AbstractTarget | None = None) -> tuple[dict[str, Any], di
             f"{path} was written by curvi {writer}, whose files name modules that have moved since; "
             f"read it with pip install 'curvi=={writer}', or fit again"
         )
-    arrays = [_array(members[_array_name(i)]) for i in range(len(members) - 1)]
     latents = {latent.name: latent for latent in target.latents} if target is not None else {}
     again = lambda plain: from_plain(plain, arrays, latents)  # noqa: E731
     _check_precision(said["dtype"])
@@ -214,46 +205,3 @@ def _check_precision(name: str) -> None:
             f"this fit is in {dtype}, which JAX would cut to {jax.dtypes.canonicalize_dtype(dtype)}; "
             "call jax.config.update('jax_enable_x64', True) first"
         )
-
-
-# -- the file ---------------------------------------------------------------------------------------------------------
-
-
-def _read(path) -> dict[str, bytes]:
-    """The members of the file, or of what `packed` has made in a buffer, verified by the checksum."""
-    content = path.getvalue() if isinstance(path, io.BytesIO) else Path(path).read_bytes()
-    if not content.startswith(b"PK\x03\x04"):
-        raise ValueError(f"{path} is not a curvi fit (fit.save writes one), or is empty or damaged")
-    try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            members = {name: archive.read(name) for name in archive.namelist()}
-    # zipfile raises various exceptions on damaged files.
-    except Exception as error:
-        raise ValueError(f"{path} is truncated or damaged ({error}); take another copy, or fit again") from None
-    if _TEXT not in members or _CHECKSUM not in members:
-        raise ValueError(f"{path} is a zip file, but not a curvi fit")
-    if members.pop(_CHECKSUM) != _checksum(members):
-        raise ValueError(f"{path} is damaged: its checksum does not agree; take another copy, or fit again")
-    return members
-
-
-def _checksum(members: dict[str, bytes]) -> bytes:
-    digest = hashlib.sha256()
-    for name in sorted(members):
-        digest.update(f"{name} {len(members[name])}\n".encode())
-        digest.update(members[name])
-    return digest.hexdigest().encode()
-
-
-def _array_name(index: int) -> str:
-    return f"arrays/{index}.npy"
-
-
-def _array_bytes(array: np.ndarray) -> bytes:
-    buffer = io.BytesIO()
-    np.save(buffer, array, allow_pickle=False)
-    return buffer.getvalue()
-
-
-def _array(content: bytes) -> np.ndarray:
-    return np.load(io.BytesIO(content), allow_pickle=False)

@@ -191,7 +191,7 @@ def test_black_boxes_are_judged_by_their_values():
         return -theta["a"] @ PRECISION @ theta["a"] / 2
 
     target = Target(density, {"a": np.zeros(2)}, order=0, black_box=True)
-    fit = curvi.fit(target, key=KEY, progress=False)
+    fit = curvi.fit(target, key=KEY, progress=False, family="mean_field")
     check = fit.posterior_check
     assert check.warns and np.isfinite(check.khat) and "polish" not in check.next
 

@@ -4,7 +4,6 @@ import dataclasses
 import json
 import subprocess
 import sys
-import zipfile
 from functools import lru_cache
 
 import equinox as eqx
@@ -21,6 +20,7 @@ import curvi
 from curvi import MeanField, Target, factors
 from curvi.estimate import AnchoredScore
 from curvi.methods import BBVI, SchemeI
+from curvi.record.archive import packed_archive, read_archive
 from curvi.record.plain import CannotSaveError, from_plain, register, to_plain
 
 KEY = jax.random.key(0)
@@ -233,14 +233,8 @@ def test_foreign_files_are_refused(path, tmp_path):
 
 def rewritten(path, to, **changes):
     """A copy of the file with a changed text and an honest checksum."""
-    from curvi import storage
-
-    members = storage._read(path)
-    members["fit.json"] = json.dumps({**json.loads(members["fit.json"]), **changes}).encode()
-    with zipfile.ZipFile(to, "w") as archive:
-        for name, content in members.items():
-            archive.writestr(name, content)
-        archive.writestr("sha256", storage._checksum(members))
+    text, arrays = read_archive(path)
+    to.write_bytes(packed_archive(json.dumps({**json.loads(text), **changes}), arrays))
     return to
 
 
@@ -256,9 +250,7 @@ def test_a_file_of_version_0_1_is_refused_with_what_to_do(path, tmp_path):
 
 
 def test_names_and_not_modules_are_written(path):
-    from curvi import storage
-
-    text = storage._read(path)["fit.json"].decode()
+    text = read_archive(path)[0].decode()
     assert "curvi." not in text and '"object": "MeanField"' in text
 
 

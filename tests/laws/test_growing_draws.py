@@ -289,6 +289,12 @@ def test_several_starts_find_the_better_well():
     assert same(found, run(wells(), num_starts=6))
 
 
+def test_several_starts_do_not_depend_on_the_clock(monkeypatch):
+    found = run(wells(), num_starts=4)
+    monkeypatch.setattr("curvi.run._ADVANCE_SECONDS", 1e-9)  # as on a machine so slow that steps are asked for singly
+    assert same(found, run(wells(), num_starts=4))
+
+
 def test_several_starts_need_a_count_and_the_default_method():
     with pytest.raises(ValueError, match="num_starts must be a positive integer; got 0"):
         run(wells(), num_starts=0)

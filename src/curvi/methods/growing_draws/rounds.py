@@ -34,7 +34,7 @@ _HELPED = 0.25  # share of the predicted gain below which Newton's step replaces
 def next_step(problem: Problem, objective: Objective, state: GrowingState, budget: Budget) -> tuple[GrowingState, News]:
     """The next state, after the start of a climb, one of its steps, its end, or a correction; and the news."""
     if len(state.start_elbos) < problem.num_starts != 1:
-        return try_start(problem, objective, state, _START, budget.num_steps)
+        return try_start(problem, objective, state, _START)
     if state.search is not None and not state.search.done:
         return search_centering(problem, objective, state)
     state, local = under_way(problem, objective, state, budget.tolerance)

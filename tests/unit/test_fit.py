@@ -208,8 +208,8 @@ def test_draws_ratios_and_moments():
     mu, log_sigma = np.asarray(found.q.params).reshape(2, 2).T
     sigma = np.exp(log_sigma)
     # Quasi-random draws: far below the 0.016 sd of as many independent ones.
-    assert np.all(np.abs(found.mean()["x"] - mu) < 0.003 * sigma)
-    np.testing.assert_allclose(found.sd()["x"], sigma, rtol=0.01)
+    assert np.all(np.abs(found.mean("q")["x"] - mu) < 0.003 * sigma)
+    np.testing.assert_allclose(found.sd("q")["x"], sigma, rtol=0.01)
     for wrong in (found.sample, found.log_ratios):
         with pytest.raises(ValueError, match="at least 1"):
             wrong(KEY, 0)

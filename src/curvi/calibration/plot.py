@@ -3,7 +3,7 @@
 from html import escape
 
 import numpy as np
-from scipy.stats import binom
+from scipy.special import bdtrik
 
 from curvi.calibration.ranks import counts_of
 
@@ -39,7 +39,7 @@ def picture(rows: list[tuple[str, dict[str, tuple[np.ndarray, int]]]]) -> str:
 def _histogram(x: float, y: float, counts: np.ndarray, number: int) -> list[str]:
     """Bars, and the band that holds 99 % of the counts of uniform ranks in each bin."""
     bins = len(counts)
-    low, high = binom.ppf([0.005, 0.995], number, 1 / bins)
+    low, high = np.ceil(bdtrik([0.005, 0.995], number, 1 / bins))  # quantiles of a binomial
     most = max(counts.max(), high) * 1.05
     up = lambda count: y + _HIGH * (1 - count / most)  # noqa: E731
     width = _WIDE / bins

@@ -3,8 +3,7 @@
 import dataclasses
 
 import numpy as np
-from scipy.special import ndtri
-from scipy.stats import chi2, norm
+from scipy.special import chdtrc, ndtri
 
 BINS = 20
 _LEAST_EACH = 5  # expected simulations in a bin, for the chi-square distribution to hold
@@ -64,7 +63,7 @@ def deviation(ranks: np.ndarray, num_draws: int, num_rows: int) -> Deviation:
     number = len(ranks)
     counts = counts_of(ranks, num_draws)
     expected = number / len(counts)
-    p_value = float(chi2.sf(np.sum((counts - expected) ** 2) / expected, len(counts) - 1))
+    p_value = float(chdtrc(len(counts) - 1, np.sum((counts - expected) ** 2) / expected))
     share = (ranks + 0.5) / (num_draws + 1)
     # Normal scores of uniform ranks are standard normal; one beyond all draws counts as half a draw.
     scores = ndtri(share)
@@ -72,7 +71,7 @@ def deviation(ranks: np.ndarray, num_draws: int, num_rows: int) -> Deviation:
     shift_z, spread_z = shift * number**0.5, (spread**2 - 1) * (number / 2) ** 0.5
     outside = float(np.mean((share < _OUTSIDE / 2) | (share > 1 - _OUTSIDE / 2)))
     level = LEVEL / (3 * num_rows)
-    largest = float(norm.isf(level / 2))
+    largest = float(-ndtri(level / 2))
     shifted, stretched = abs(shift_z) > largest, abs(spread_z) > largest
     wrong = shifted or stretched or p_value < level
     words = _words(shifted, stretched, shift, spread, outside) if wrong else ""

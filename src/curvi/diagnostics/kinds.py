@@ -42,8 +42,8 @@ def known_kind(kind: str) -> str:
     kind = _ALIASES.get(kind, kind) if isinstance(kind, str) else kind
     if kind not in KINDS:
         raise ValueError(
-            f'kind must be "q" (the fitted distribution; "mean_field" means the same), "linear_response" (corrected '
-            f'for what q leaves out) or "reweighted" (draws under importance weights); got {kind!r}'
+            f'kind must be "q" (the fitted distribution; "mean_field" means the same), "reweighted" (draws under '
+            f'importance weights) or "linear_response" (corrected for what q leaves out); got {kind!r}'
         )
     return kind
 

@@ -5,7 +5,7 @@ what the normal q itself has left to gain, and this is little: far from the best
 end of a fit it is taken in doubt, too, since skewed marginals contain the normal ones.
 
 Before the choice is made, values of ln p at draws of q say whether importance weights correct all that skewed marginals
-would, and more: then these would cost ten times as much for a q that answers no better (`curvi.diagnostics.kinds`).
+would, and more: these would then cost several times as much, and answer no better (`curvi.diagnostics.kinds`).
 """
 
 import jax

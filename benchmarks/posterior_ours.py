@@ -14,6 +14,7 @@ import curvi
 import posterior_clock as clock
 from curvi.diagnostics.weighted_draws import LOOKS
 from curvi.estimate.sampling import FINAL_DRAWS
+from curvi.family.shapes import has_skew
 from peer_methods import Gaussian
 from peer_problems import Flat
 from posterior_errors import Judge, errors, number
@@ -71,6 +72,7 @@ def _said(fit) -> dict:
     ratios = np.asarray(fit.log_ratios(jax.random.key(20_261), NUM_DRAWS), float)
     counts = fit.counts
     family = {"MeanField": "mean field", "FullRank": "full rank"}.get(type(fit.q).__name__, type(fit.q).__name__)
+    family += ", skewed" if has_skew(fit.q) else ""
     return {
         "outcome": fit.outcome.name,
         "family": family + (", reweighted" if fit.kind == "reweighted" else ""),

@@ -12,7 +12,7 @@ from curvi.estimate.local import variance_of_mean
 from curvi.family.path import HostPath
 from curvi.solve.truncated_cg import HOST
 
-# A decrement is off by the square of the relative residual of its solve.
+# A decrement is off by the square of the relative residual of its solve: 1 %, and a tenth of what noise takes off it.
 _RESIDUAL, _NOISE_RESIDUAL = 0.1, 0.3
 _NO_NOISE = 1e-12  # nats: averages that are exact but for rounding
 
